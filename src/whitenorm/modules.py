@@ -1,0 +1,328 @@
+r"""The layers: Decorrelated Batch Normalization over 1d, 2d and 3d inputs, and TReLU."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm import functional as F
+from whitenorm.whitening import whitening_matrix
+
+__all__ = [
+    "DecorrelatedBatchNorm1d",
+    "DecorrelatedBatchNorm2d",
+    "DecorrelatedBatchNorm3d",
+    "TranslatedReLU",
+]
+
+
+class _DecorrelatedBatchNorm(nn.Module):
+    """State and mode; :func:`whitenorm.functional.decorrelated_batch_norm` does the rest."""
+
+    num_batches_tracked: Tensor | None
+    running_mean: Tensor | None
+    _ndims: tuple[int, ...]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        group_size: int = 16,
+        whitening: str = "zca",
+        running: str = "whitening",
+        iterations: int = 5,
+    ) -> None:
+        super().__init__()
+        F.check_options(eps, group_size, whitening, running, iterations)
+        if not isinstance(num_features, int) or num_features < 1:
+            raise ValueError(f"num_features must be a positive integer, got {num_features!r}")
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.affine = affine
+        self.track_running_stats = track_running_stats
+        self.group_size = group_size
+        self.whitening = whitening
+        self.running = running
+        self.iterations = iterations
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(num_features, **factory)) if affine else None
+        self.bias = nn.Parameter(torch.empty(num_features, **factory)) if affine else None
+        size = min(group_size, num_features)
+        matrices = torch.empty(self.num_groups, size, size, **factory)
+        tracked = track_running_stats
+        self.register_buffer(
+            "running_mean", torch.empty(num_features, **factory) if tracked else None
+        )
+        self.register_buffer(f"running_{running}", matrices if tracked else None)
+        self.register_buffer(
+            "num_batches_tracked",
+            torch.empty((), dtype=torch.long, device=device) if tracked else None,
+        )
+        if running == "covariance":
+            # What inference multiplies by, so that no decomposition is left in its graph.
+            self.register_buffer(
+                "inference_whitening", matrices.clone() if tracked else None, persistent=False
+            )
+        self._stale = False
+        self._warned = False
+        self.reset_parameters()
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups are whitened apart, the last possibly smaller than the others."""
+        return -(-self.num_features // min(self.group_size, self.num_features))
+
+    def reset_running_stats(self) -> None:
+        """Back to mean 0 and matrix I, as before the first batch."""
+        if self.running_mean is not None and self.num_batches_tracked is not None:
+            self.running_mean.zero_()
+            self._running_matrix.copy_(torch.eye(self._running_matrix.shape[-1]))
+            self.num_batches_tracked.zero_()
+            self._refresh()
+
+    def reset_parameters(self) -> None:
+        """Running statistics as before the first batch, scale 1, shift 0."""
+        self.reset_running_stats()
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def train(self, mode: bool = True) -> _DecorrelatedBatchNorm:
+        super().train(mode)
+        if not mode:
+            self._refresh()
+        return self
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input(input)
+        training = self.training or self.running_mean is None
+        matrix = None if self.running_mean is None else self._running_matrix
+        running = self.running
+        if self.training:
+            self._stale = True
+        elif running == "covariance" and matrix is not None:
+            if self._stale:
+                self._refresh()
+            matrix, running = self.inference_whitening, "whitening"
+        return F.decorrelated_batch_norm(
+            input,
+            self.running_mean,
+            matrix,
+            self.weight,
+            self.bias,
+            training,
+            self.momentum,
+            self.eps,
+            group_size=self.group_size,
+            whitening=self.whitening,
+            running=running,
+            iterations=self.iterations,
+            num_batches_tracked=self.num_batches_tracked,
+        )
+
+    @property
+    def _running_matrix(self) -> Tensor:
+        return getattr(self, f"running_{self.running}")  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        """Brings the inference matrix up to date with the running covariance."""
+        self._stale = False
+        if self.running == "covariance" and self.running_mean is not None:
+            covariance = self._running_matrix.to(F.algebra_dtype(self._running_matrix))
+            self.inference_whitening.copy_(
+                whitening_matrix(covariance, self.eps, self.whitening, self.iterations)
+            )
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._stale = True
+
+    def _check_input(self, input: Tensor) -> None:
+        if input.dim() not in self._ndims:
+            expected = " or ".join(f"{n}D" for n in self._ndims)
+            raise ValueError(
+                f"expected {expected} input (got {input.dim()}D input of shape "
+                f"{tuple(input.shape)})"
+            )
+        if input.shape[1] != self.num_features:
+            raise ValueError(
+                f"expected input with {self.num_features} channels in dimension 1 (got "
+                f"{input.shape[1]} channels, input of shape {tuple(input.shape)}); "
+                "num_features must be the number of channels"
+            )
+        if not self.training or self._warned or torch.compiler.is_compiling():
+            return
+        size, count = min(self.group_size, self.num_features), input.numel() // self.num_features
+        if 1 < count < size:
+            self._warned = True
+            warnings.warn(
+                f"a batch of {count} samples a channel cannot show how {size} channels vary: "
+                f"its covariance is singular, and eps={self.eps} decides the rest. Use a larger "
+                f"batch or group_size <= {count}.",
+                stacklevel=3,
+            )
+
+    def extra_repr(self) -> str:
+        text = (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}, group_size={self.group_size}, "
+            f"whitening={self.whitening!r}, running={self.running!r}"
+        )
+        return text + (f", iterations={self.iterations}" if self.whitening == "newton" else "")
+
+
+class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
+    r"""Whitens groups of features of a 2D or 3D input, in place of :class:`torch.nn.BatchNorm1d`.
+
+    See :class:`DecorrelatedBatchNorm2d`, which this is but for the shape.
+
+    Shape:
+        - Input: (N, C) or (N, C, L)
+        - Output: as the input
+
+    Example:
+        >>> norm = DecorrelatedBatchNorm1d(32, group_size=8)
+        >>> norm(torch.randn(64, 32)).shape
+        torch.Size([64, 32])
+    """
+
+    _ndims = (2, 3)
+
+
+class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
+    r"""Whitens groups of channels of a 4D input, in place of :class:`torch.nn.BatchNorm2d`.
+
+    *Decorrelated Batch Normalization*, Huang et al., CVPR 2018. Each group of ``group_size``
+    contiguous channels, seen as samples :math:`x_1, \dots, x_m` (one for each position of each
+    image, :math:`m = NHW`), becomes
+
+    .. math::
+        y_i = \mathrm{diag}(\gamma)\, W (x_i - \mu) + \beta, \qquad
+        \mu = \tfrac1m \sum_i x_i, \qquad
+        W = S^{-1/2}, \qquad
+        S = \tfrac1m \sum_i (x_i - \mu)(x_i - \mu)^\top + \epsilon I
+
+    so that, before :math:`\gamma` and :math:`\beta`, its covariance is the identity. Gradients are
+    exact through :math:`\mu` and :math:`W`, also where eigenvalues of :math:`S` are equal, and can
+    be differentiated again. With ``group_size=1`` this is BatchNorm.
+
+    In training, running averages of :math:`\mu` and :math:`W` are kept, from 0 and :math:`I`:
+    ``running = (1 - momentum) * running + momentum * batch``. Inference uses them instead of the
+    batch's. With ``track_running_stats=False`` the batch's are used always. A batch that holds NaN
+    or inf gives NaN in the groups it is in and leaves the running averages as they were.
+
+    Statistics are computed in float32 at least, also under autocast, and what is done with the
+    small matrices in float64; the output has the input's dtype and memory format.
+
+    Args:
+        num_features: Number of channels C.
+        eps: Added to the diagonal of the covariance.
+        momentum: Weight of a batch in the running averages; None for a cumulative average.
+        affine: Whether to learn a scale :math:`\gamma` and a shift :math:`\beta` a channel.
+        track_running_stats: Whether to keep running averages for inference.
+        device: Of the parameters and buffers.
+        dtype: Of the parameters and buffers.
+        group_size: How many contiguous channels are whitened together. If it doesn't divide C, the
+            last group is smaller; if it is larger than C, there is one group.
+        whitening: ``"zca"``; ``"pca"``, which suffers from stochastic axis swapping and whose
+            derivative doesn't exist at equal eigenvalues (it shows why the paper doesn't use it);
+            ``"cholesky"``; or ``"newton"``, which approaches ``"zca"`` by matrix products alone.
+            See :func:`whitenorm.whitening_matrix`.
+        running: ``"whitening"`` averages :math:`W`, as in the paper; ``"covariance"`` averages the
+            unbiased covariance and whitens with that in inference.
+        iterations: Steps of ``"newton"``.
+
+    Shape:
+        - Input: (N, C, H, W)
+        - Output: as the input
+
+    Example:
+        >>> norm = DecorrelatedBatchNorm2d(64)
+        >>> norm
+        DecorrelatedBatchNorm2d(64, eps=1e-05, momentum=0.1, affine=True, \
+track_running_stats=True, group_size=16, whitening='zca', running='whitening')
+        >>> y = norm(torch.randn(8, 64, 16, 16))
+        >>> group = y[:, :16].transpose(0, 1).flatten(1)
+        >>> torch.allclose(group.cov(correction=0), torch.eye(16), atol=1e-3)
+        True
+    """
+
+    _ndims = (4,)
+
+
+class DecorrelatedBatchNorm3d(_DecorrelatedBatchNorm):
+    r"""Whitens groups of channels of a 5D input, in place of :class:`torch.nn.BatchNorm3d`.
+
+    See :class:`DecorrelatedBatchNorm2d`, which this is but for the shape.
+
+    Shape:
+        - Input: (N, C, D, H, W)
+        - Output: as the input
+
+    Example:
+        >>> norm = DecorrelatedBatchNorm3d(8, group_size=4, whitening="newton")
+        >>> norm(torch.randn(2, 8, 4, 4, 4)).shape
+        torch.Size([2, 8, 4, 4, 4])
+    """
+
+    _ndims = (5,)
+
+
+class TranslatedReLU(nn.Module):
+    r"""TReLU, :math:`y = \max(x, a)` with one learnable threshold :math:`a` a channel.
+
+    *On the effects of batch and weight normalization in generative adversarial networks*, Xiang
+    and Li, 2017. After a normalization without scale and shift it learns, where a ReLU would cut,
+    what :math:`\gamma` and :math:`\beta` would have.
+
+    Args:
+        num_features: Number of channels C.
+        init: Threshold at the start; 0 is ReLU.
+
+    Shape:
+        - Input: (N, C, ...)
+        - Output: as the input
+
+    Example:
+        >>> TranslatedReLU(2, init=-1.0)(torch.tensor([[-3.0, 3.0]]))
+        tensor([[-1.,  3.]], grad_fn=<MaximumBackward0>)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        init: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.init = init
+        self.threshold = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Thresholds as at the start."""
+        nn.init.constant_(self.threshold, self.init)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise ValueError(
+                f"expected input of shape (N, {self.num_features}, ...), got {tuple(input.shape)}"
+            )
+        shape = (-1, *[1] * (input.dim() - 2))
+        return torch.maximum(input, self.threshold.to(input.dtype).view(shape))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, init={self.init}"

@@ -1,0 +1,231 @@
+r"""Covariance -> whitening matrix, and its exact derivative.
+
+Every whitening is a small map from a covariance :math:`S` to a matrix :math:`W` with
+:math:`W S W^\top = I`, and the vector-Jacobian product of that map. A method is a row of
+``WHITENINGS``; everything else in the library is shared between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+__all__ = ["WHITENINGS", "Whitening", "whitening_matrix"]
+
+
+def whitening_matrix(
+    covariance: Tensor, eps: float = 1e-5, whitening: str = "zca", iterations: int = 5
+) -> Tensor:
+    r"""Returns :math:`W` with :math:`W S W^\top = I`, :math:`S = \Sigma + \epsilon I`.
+
+    Differentiable as often as one likes; only ``"pca"`` needs distinct eigenvalues for that.
+    A covariance that holds NaN or inf gives a matrix of NaN and leaves the others alone.
+
+    ============ =============================================== ============================
+    whitening    :math:`W`, from :math:`S = D \Lambda D^\top`    derivative
+    ============ =============================================== ============================
+    ``zca``      :math:`D \Lambda^{-1/2} D^\top`                 finite for every spectrum
+    ``pca``      :math:`\Lambda^{-1/2} D^\top`                   singular at equal eigenvalues
+    ``cholesky`` :math:`L^{-1}`, where :math:`L L^\top = S`      finite for every spectrum
+    ``newton``   ``iterations`` steps of Newton-Schulz to zca    finite for every spectrum
+    ============ =============================================== ============================
+
+    PCA orders the eigenvalues non-increasingly and makes the first element of each eigenvector
+    non-negative. Newton-Schulz gives a direction of variance :math:`\lambda` the variance
+    :math:`q\,p_T^2`, where :math:`q = \lambda / \mathrm{tr} S`, :math:`p_0 = 1` and
+    :math:`p_{t+1} = p_t (3 - q\,p_t^2) / 2`: near :math:`2.25^T q` while that is small, then 1.
+
+    Args:
+        covariance: Symmetric positive semi-definite matrices :math:`\Sigma`, shape (..., k, k).
+        eps: Added to the diagonal.
+        whitening: ``"zca"``, ``"pca"``, ``"cholesky"`` or ``"newton"``.
+        iterations: Newton-Schulz steps :math:`T`; the other methods don't use it.
+
+    Example:
+        >>> x = torch.randn(3, 3, dtype=torch.float64) @ torch.randn(3, 99, dtype=torch.float64)
+        >>> y = whitening_matrix(x.cov(correction=0), eps=0.0) @ x
+        >>> torch.allclose(y.cov(correction=0), torch.eye(3, dtype=torch.float64))
+        True
+    """
+    S = covariance + eps * torch.eye(
+        covariance.shape[-1], dtype=covariance.dtype, device=covariance.device
+    )
+    return cast(Tensor, _WhiteningMatrix.apply(S, eps, whitening, iterations)[0])
+
+
+class Whitening(NamedTuple):
+    """One whitening method: the map from S to W, and its vector-Jacobian product.
+
+    Args:
+        matrix: ``matrix(S, eps, iterations) -> (W, *cache)``, where no eigenvalue of ``S`` is
+            below ``eps`` but for rounding.
+        vjp: ``vjp(S, W, cache, dW, iterations) -> dS``, in differentiable operations on ``S``,
+            ``W`` and ``dW`` so that it can be differentiated again.
+    """
+
+    matrix: Callable[[Tensor, float, int], tuple[Tensor, ...]]
+    vjp: Callable[[Tensor, Tensor, tuple[Tensor, ...], Tensor, int], Tensor]
+
+
+def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, ...]:
+    """``(W, *cache)`` of a method, with W = NaN (and no word from LAPACK) where S isn't finite."""
+    finite = S.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    W, *cache = WHITENINGS[whitening].matrix(torch.where(finite, S, identity), eps, iterations)
+    return torch.where(finite, W, torch.nan), *cache
+
+
+class _WhiteningMatrix(Function):
+    """The differentiable face of a row of ``WHITENINGS``: S -> (W, *cache)."""
+
+    @staticmethod
+    def forward(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, ...]:
+        return decompose(S, eps, whitening, iterations)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        S, _, ctx.whitening, ctx.iterations = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(S, *output)
+
+    @staticmethod
+    def backward(ctx: Any, dW: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        S, W, *cache = ctx.saved_tensors
+        vjp = WHITENINGS[ctx.whitening].vjp
+        return vjp(S, W, tuple(cache), dW, ctx.iterations), None, None, None
+
+
+def _symmetric(a: Tensor) -> Tensor:
+    return (a + a.mT) / 2
+
+
+# --- zca: W = S^(-1/2) ------------------------------------------------------------------------
+
+
+def _zca(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
+    eigenvalues, D = torch.linalg.eigh(S)
+    root = eigenvalues.clamp(min=eps).sqrt()  # the clamp removes rounding, nothing else
+    return (D / root.unsqueeze(-2)) @ D.mT, root, D
+
+
+def _zca_vjp(
+    S: Tensor, W: Tensor, cache: tuple[Tensor, ...], dW: Tensor, iterations: int
+) -> Tensor:
+    # From W R = I and R^2 = S: dS = -W X W, where R X + X R = sym(dW). In the eigenbasis this
+    # divides by sqrt(l_i) + sqrt(l_j), never by the paper's l_i - l_j.
+    root, D = cache
+    R = S @ W if torch.is_grad_enabled() else W  # only its graph is of use, not its value
+    return -W @ cast(Tensor, _Lyapunov.apply(R, _symmetric(dW), root, D)) @ W
+
+
+class _Lyapunov(Function):
+    """X with R X + X R = B, for the symmetric positive definite R = D diag(root) D^T.
+
+    Its derivative is two more such solves, so it can be differentiated as often as one likes.
+    """
+
+    @staticmethod
+    def forward(R: Tensor, B: Tensor, root: Tensor, D: Tensor) -> Tensor:
+        return D @ ((D.mT @ B @ D) / (root.unsqueeze(-1) + root.unsqueeze(-2))) @ D.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        R, _, root, D = inputs
+        ctx.save_for_backward(R, output, root, D)
+
+    @staticmethod
+    def backward(ctx: Any, dX: Tensor) -> tuple[Tensor | None, ...]:
+        R, X, root, D = ctx.saved_tensors
+        dB = cast(Tensor, _Lyapunov.apply(R, dX, root, D))
+        return -(dB @ X.mT + X.mT @ dB), dB, None, None
+
+
+# --- pca: W = diag(l)^(-1/2) D^T --------------------------------------------------------------
+
+
+def _pca(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
+    eigenvalues, D = torch.linalg.eigh(S)
+    eigenvalues, D = eigenvalues.flip(-1).clamp(min=eps), D.flip(-1)
+    D = torch.where(D[..., :1, :] < 0, -D, D)
+    return ((D / eigenvalues.sqrt().unsqueeze(-2)).mT,)
+
+
+def _pca_vjp(
+    S: Tensor, W: Tensor, cache: tuple[Tensor, ...], dW: Tensor, iterations: int
+) -> Tensor:
+    # Algorithm 2's formula. Its 1 / (l_i - l_j) does not cancel here: where eigenvalues are equal
+    # the derivative does not exist, and what comes out is inf or NaN.
+    scale = torch.linalg.vector_norm(W, dim=-1, keepdim=True)  # l^(-1/2); its rows are scale * D^T
+    Dt, eigenvalues = W / scale, scale**-2
+    gap = eigenvalues.mT - eigenvalues  # gap_ij = l_j - l_i
+    diagonal = torch.eye(W.shape[-1], dtype=torch.bool, device=W.device)
+    F = Dt @ dW.mT  # F_ij = d_i . dW_j
+    off = torch.where(diagonal, 0, F * scale.mT / torch.where(diagonal, 1, gap))
+    on = torch.where(diagonal, F * scale**3 / -2, 0)
+    return _symmetric(Dt.mT @ (off + on) @ Dt)
+
+
+# --- cholesky: W = L^-1 -----------------------------------------------------------------------
+
+
+def _cholesky(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
+    # A relative nudge of the diagonal, far below rounding of the data, keeps the factorisation
+    # from breaking down on matrices that are singular to working precision.
+    k = S.shape[-1]
+    S = S + torch.diag_embed(4 * k * torch.finfo(S.dtype).eps * S.diagonal(dim1=-2, dim2=-1))
+    L = torch.linalg.cholesky_ex(S).L
+    identity = torch.eye(k, dtype=S.dtype, device=S.device).expand_as(S)
+    return (torch.linalg.solve_triangular(L, identity, upper=False),)
+
+
+def _cholesky_vjp(
+    S: Tensor, W: Tensor, cache: tuple[Tensor, ...], dW: Tensor, iterations: int
+) -> Tensor:
+    F = (dW @ W.mT).tril()
+    return _symmetric(-W.mT @ (F - torch.diag_embed(F.diagonal(dim1=-2, dim2=-1) / 2)) @ W)
+
+
+# --- newton: a polynomial of S that tends to S^(-1/2) -------------------------------------------
+
+
+def _newton_steps(S: Tensor, iterations: int) -> tuple[Tensor, list[tuple[Tensor, ...]], Tensor]:
+    """Coupled Newton-Schulz (Y, Z) -> (Y T, T Z), T = (3 - Z Y) / 2, from (S / tr S, I)."""
+    trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    Y, Z, steps = S / trace, identity.expand_as(S), []
+    for _ in range(iterations):
+        T = 1.5 * identity - Z @ Y / 2
+        steps.append((Y, Z, T))
+        Y, Z = Y @ T, T @ Z
+    return trace, steps, Z
+
+
+def _newton(S: Tensor, eps: float, iterations: int) -> tuple[Tensor, ...]:
+    trace, _, Z = _newton_steps(S, iterations)
+    return (Z / trace.sqrt(),)
+
+
+def _newton_vjp(
+    S: Tensor, W: Tensor, cache: tuple[Tensor, ...], dW: Tensor, iterations: int
+) -> Tensor:
+    trace, steps, _ = _newton_steps(S, iterations)
+    dZ, dY = dW / trace.sqrt(), torch.zeros_like(S)
+    for Y, Z, T in reversed(steps):
+        dT = Y.mT @ dY + dZ @ Z.mT
+        dY, dZ = dY @ T.mT - Z.mT @ dT / 2, T.mT @ dZ - dT @ Y.mT / 2
+    identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    dtrace = -((dY * S).sum((-2, -1), keepdim=True) / trace**2)
+    dtrace = dtrace - (dW * W).sum((-2, -1), keepdim=True) / (2 * trace)
+    return _symmetric(dY / trace + dtrace * identity)
+
+
+WHITENINGS = {
+    "zca": Whitening(_zca, _zca_vjp),
+    "pca": Whitening(_pca, _pca_vjp),
+    "cholesky": Whitening(_cholesky, _cholesky_vjp),
+    "newton": Whitening(_newton, _newton_vjp),
+}
