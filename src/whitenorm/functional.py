@@ -2,6 +2,7 @@ r"""Batch whitening as a function: statistics -> whitening matrix -> apply, trai
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from whitenorm.passes import Term, affine, is_rows, restored, samples, some_mean, sums, work_dtype
 from whitenorm.whitening import WHITENINGS, decompose, whitening_matrix
 
 __all__ = ["decorrelated_batch_norm"]
@@ -74,13 +76,14 @@ def decorrelated_batch_norm(
 
     outputs: list[Tensor] = []
     batch: list[tuple[Tensor, Tensor]] = []
-    with torch.autocast(input.device.type, enabled=False):
+    with no_autocast(input.device.type):
         for channels, groups, size in _blocks(input.shape[1], group_size):
             x = input[:, channels]
             gamma = None if weight is None else weight[channels]
             beta = None if bias is None else bias[channels]
             if training:
-                y, mean, covariance, W = _train(x, gamma, beta, eps, size, whitening, iterations)
+                options = _Options(eps, size, whitening, iterations)
+                y, mean, covariance, W = _train(x, gamma, beta, options)
                 outputs.append(y)
                 batch.append((mean, W if running == "whitening" else covariance))
             else:
@@ -89,7 +92,9 @@ def decorrelated_batch_norm(
                     matrix = whitening_matrix(
                         matrix.to(algebra_dtype(x)), eps, whitening, iterations
                     )
-                outputs.append(_infer(x, cast(Tensor, running_mean)[channels], matrix, gamma, beta))
+                outputs.append(
+                    _infer(x, cast(Tensor, running_mean)[channels], matrix, gamma, beta)
+                )
         if training and running_mean is not None:
             _update(batch, running_mean, running_matrix, momentum, num_batches_tracked, input)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
@@ -99,35 +104,22 @@ def decorrelated_batch_norm(
 
 
 def _train(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    size: int,
-    whitening: str,
-    iterations: int,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, options: _Options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Whitens x with its own statistics: the output, and the batch's mean, covariance and W."""
-    work, algebra = _work_dtype(x), algebra_dtype(x)
+    algebra = algebra_dtype(x)
     with torch.no_grad():
-        samples = _samples(x, size)
-        count = samples.shape[0] * samples.shape[-1]
-        mean = samples.sum(-1, dtype=work).to(algebra).sum(0) / max(count, 1)
-        shift = mean.to(work)
-    # Everything below sees x - shift, so that a mean far larger than the deviation costs no
-    # digits; `offset` is what rounding the mean to `shift` has left. The shifted copy is what the
-    # backward pass keeps, except in half precision, where keeping x and shifting anew is smaller.
-    kept, pending = (x, shift) if x.dtype != work else (x - _per_channel(shift, x), None)
-    with torch.no_grad():
-        offset = mean - shift
-        centred = _centred(kept, pending, size)
-        moment = (centred @ centred.mT).sum(0, dtype=algebra) / max(count, 1)
-        covariance = moment - offset.unsqueeze(-1) * offset.unsqueeze(-2)
-        S = covariance + eps * torch.eye(size, dtype=algebra, device=x.device)
-        W, *cache = decompose(S, eps, whitening, iterations)
-    options = _Options(eps, size, whitening, iterations)
-    y = _BatchWhitening.apply(kept, weight, bias, options, pending, offset, S, W, *cache)
-    return cast(Tensor, y), mean.flatten(), covariance * (count / max(count - 1, 1)), W
+        view = samples(x, options.size)
+        count = max(view.shape[0] * view.shape[-1], 1)
+        shift = some_mean(view)
+        total, outer = sums(view, shift, algebra)
+        offset = total / count
+        covariance = outer / count - offset * offset.mT
+        S = covariance + options.eps * torch.eye(options.size, dtype=algebra, device=x.device)
+        W, *cache = decompose(S, options.eps, options.whitening, options.iterations)
+    y = _BatchWhitening.apply(x, weight, bias, options, shift, offset, S, W, *cache)
+    unbiased = covariance * (count / max(count - 1, 1))
+    return cast(Tensor, y), (shift + offset).flatten(), unbiased, W
 
 
 class _Options(NamedTuple):
@@ -140,81 +132,103 @@ class _Options(NamedTuple):
 class _BatchWhitening(Function):
     r"""y = P (x - mu) + bias, P = diag(weight) W, where mu and W are functions of the same x.
 
-    The backward pass reads the activations twice: once for s = sum g_i and A = sum g_i (x_i-mu)^T,
-    once to write dx_i = P^T g_i + (2/m) dS (x_i-mu) - P^T s / m. All the rest is k x k.
+    The mean mu is shift + offset, where offset is what the shift leaves of it.
     """
 
     @staticmethod
     def forward(
-        kept: Tensor,
+        x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         options: _Options,
-        shift: Tensor | None,
+        shift: Tensor,
         offset: Tensor,
         S: Tensor,
         W: Tensor,
         *cache: Tensor,
     ) -> Tensor:
         P = _scaled(W, weight)
-        constant = -(P @ offset.unsqueeze(-1))
+        constant = -P @ offset
         if bias is not None:
-            constant = constant + bias.view_as(constant)
-        return _affine([(P, _centred(kept, shift, options.size))], constant, kept)
+            constant += bias.view_as(constant)
+        return affine(x, constant, Term(P, samples(x, options.size), shift))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        kept, weight, bias, ctx.options, *small = inputs
-        ctx.save_for_backward(kept, weight, bias, *small)
+        x, weight, bias, ctx.options, *small = inputs
+        ctx.save_for_backward(x, weight, bias, *small)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        kept, weight, bias, shift, offset, S, W, *cache = ctx.saved_tensors
-        options = cast(_Options, ctx.options)
+        x, weight, bias, *small = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            grads = _differentiable_backward(g, (kept, weight, bias), wanted, shift, options)
-            return (*grads, *([None] * (5 + len(cache))))
+        with no_autocast(g.device.type):
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                grads = _differentiable_backward(g, x, weight, bias, wanted, ctx.options)
+            else:
+                grads = _backward(g, x, weight, bias, wanted, ctx.options, *small)
+        return (*grads, None, *[None] * len(small))
 
-        centred = _centred(kept, shift, options.size)
-        gradient = _samples(g, options.size, rows=_is_rows(kept)).to(centred.dtype)
-        count = centred.shape[0] * centred.shape[-1]
-        s = gradient.sum(-1).to(W.dtype).sum(0).unsqueeze(-1)
-        A = (gradient @ centred.mT).sum(0, dtype=W.dtype) - s * offset.unsqueeze(-2)
-        dweight = (A * W).sum(-1).flatten().to(weight.dtype) if wanted[1] else None
-        dbias = s.flatten().to(bias.dtype) if wanted[2] else None
-        if not wanted[0]:
-            return (None, dweight, dbias, *([None] * (5 + len(cache))))
 
-        P, dW = _scaled(W, weight), _scaled(A, weight)
-        vjp = WHITENINGS[options.whitening].vjp
-        Q = vjp(S, W, tuple(cache), dW, options.iterations) * (2 / max(count, 1))
-        constant = -(Q @ offset.unsqueeze(-1)) - P.mT @ s / max(count, 1)
-        dx = _affine([(P.mT, gradient), (Q, centred)], constant, kept)
-        return (dx, dweight, dbias, *([None] * (5 + len(cache))))
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    wanted: tuple[bool, bool, bool],
+    options: _Options,
+    shift: Tensor,
+    offset: Tensor,
+    S: Tensor,
+    W: Tensor,
+    *cache: Tensor,
+) -> _Gradients:
+    """Gradients of input, weight and bias from s = sum g_i and A = sum g_i (x_i - mu)^T:
+
+    dx_i = P^T g_i + (2/m) dS (x_i - mu) - P^T s / m.
+    """
+    view = samples(x, options.size)
+    gradient = samples(g, options.size, rows=is_rows(x))
+    count = max(view.shape[0] * view.shape[-1], 1)
+    s, A = sums(view, shift, W.dtype, gradient)
+    A -= s * offset.mT
+    dweight = (A * W).sum(-1).flatten().to(weight.dtype) if weight is not None else None
+    dbias = s.flatten().to(bias.dtype) if bias is not None else None
+    if not wanted[0]:
+        return None, dweight, dbias
+
+    P, dW = _scaled(W, weight), _scaled(A, weight)
+    dS = WHITENINGS[options.whitening].vjp(S, W, cache, dW, options.iterations)
+    Q = dS * (2 / count)
+    constant = -Q @ offset - P.mT @ s / count
+    return affine(x, constant, Term(P.mT, gradient), Term(Q, view, shift)), dweight, dbias
 
 
 def _differentiable_backward(
     g: Tensor,
-    inputs: tuple[Tensor, Tensor | None, Tensor | None],
-    wanted: tuple[bool, ...],
-    shift: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    wanted: tuple[bool, bool, bool],
     options: _Options,
-) -> list[Tensor | None]:
-    """The same gradients as functions of g and the inputs, for double backward."""
-    kept, weight, bias = inputs
-    x = _centred(kept, shift, options.size)
-    x = x - x.mean((0, -1), keepdim=True)
-    algebra = algebra_dtype(x)
-    covariance = (x @ x.mT).to(algebra).sum(0) / (x.shape[0] * x.shape[-1])
+) -> _Gradients:
+    """The same gradients as differentiable functions of g and the inputs, for double backward."""
+    view = samples(x, options.size).to(work_dtype(x))
+    centred = view - view.mean((0, -1), keepdim=True)
+    outer = (centred @ centred.mT).sum(0, dtype=algebra_dtype(x))
+    covariance = outer / (view.shape[0] * view.shape[-1])
     W = whitening_matrix(covariance, options.eps, options.whitening, options.iterations)
-    y = _scaled(W, weight).to(x.dtype) @ x
+    y = _scaled(W, weight).to(view.dtype) @ centred
     if bias is not None:
         y = y + bias.view(-1, options.size, 1)
-    y = _restored(y, kept)
-    sources = [t for t, want in zip(inputs, wanted, strict=True) if want and t is not None]
-    grads = iter(torch.autograd.grad(y, sources, g, create_graph=True))
-    return [next(grads) if want else None for want in wanted]
+    inputs = [t for t, want in zip((x, weight, bias), wanted, strict=True) if want]
+    y = restored(y, x).to(g.dtype)
+    grads = iter(torch.autograd.grad(y, cast(list[Tensor], inputs), g, create_graph=True))
+    dx, dweight, dbias = (next(grads) if want else None for want in wanted)
+    return dx, dweight, dbias
 
 
 @torch.no_grad()
@@ -242,10 +256,8 @@ def _update(
         moved = running + factor * (value - running)
         running.copy_(torch.where(finite, moved, running))
 
-    size = batch[0][1].shape[-1]
-    for (mean, matrix), (channels, groups, size) in zip(
-        batch, _blocks(input.shape[1], size), strict=True
-    ):
+    blocks = _blocks(input.shape[1], batch[0][1].shape[-1])
+    for (mean, matrix), (channels, groups, size) in zip(batch, blocks, strict=True):
         move(running_mean[channels], mean)
         if running_matrix is not None:
             move(running_matrix[groups, :size, :size], matrix)
@@ -258,74 +270,19 @@ def _infer(
     x: Tensor, mean: Tensor, W: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """y = diag(weight) W (x - mean) + bias with given statistics, in differentiable operations."""
-    work = _work_dtype(x)
-    centred = x.to(work) - _per_channel(mean.to(work), x)
-    y = _scaled(W.to(work), weight) @ _samples(centred, W.shape[-1])
+    work, size = work_dtype(x), W.shape[-1]
+    centred = x.to(work) - mean.to(work).view(-1, *[1] * (x.dim() - 2))
+    y = _scaled(W.to(work), weight) @ samples(centred, size)
     if bias is not None:
-        y = y + bias.to(work).view(-1, W.shape[-1], 1)
-    return _restored(y, centred).to(x.dtype)
+        y = y + bias.to(work).view(-1, size, 1)
+    return restored(y, centred).to(x.dtype)
 
 
-# --- the passes over the activations ------------------------------------------------------------
-#
-# A tensor (N, C, ...) is seen as [B, G, k, L]: G groups of k channels, B * L samples. Contiguous
-# maps are [N, G, k, positions]; channels-last ones, and (N, C), are [1, G, k, N * positions].
-
-
-def _is_rows(x: Tensor) -> bool:
-    return x.stride(1) == 1
-
-
-def _samples(x: Tensor, size: int, rows: bool | None = None) -> Tensor:
-    """x as [B, G, k, L]; a view wherever the memory format allows one."""
-    n, channels = x.shape[:2]
-    if _is_rows(x) if rows is None else rows:
-        rest = x.movedim(1, -1).reshape(-1, channels // size, size)
-        return rest.permute(1, 2, 0).unsqueeze(0)
-    return x.reshape(n, channels // size, size, x.shape[2:].numel())
-
-
-def _restored(samples: Tensor, like: Tensor) -> Tensor:
-    """The inverse of ``_samples(like, size)``."""
-    if _is_rows(like):
-        n, channels, *positions = like.shape
-        rows = samples.permute(0, 3, 1, 2).reshape(n, *positions, channels)
-        return rows.contiguous().movedim(-1, 1)
-    return samples.reshape(like.shape)
-
-
-def _centred(kept: Tensor, shift: Tensor | None, size: int) -> Tensor:
-    samples = _samples(kept, size)
-    return samples if shift is None else samples - shift.unsqueeze(-1)
-
-
-def _affine(terms: list[tuple[Tensor, Tensor]], constant: Tensor, like: Tensor) -> Tensor:
-    """A new tensor as ``like``: the sum of matrix @ samples over the terms, plus a constant."""
-    n, channels, *positions = like.shape
-    strides, step = [], channels
-    for length in reversed(positions):
-        strides.insert(0, step)
-        step *= length
-    if _is_rows(like):
-        out = like.new_empty_strided(like.shape, (step, 1, *strides))
-    else:
-        out = like.new_empty(like.shape)
-    # `out` must not be a view, or an in-place ReLU could not follow; so it is written through one.
-    view = _samples(out, constant.shape[-2], rows=_is_rows(like))
-    work = terms[0][1].dtype
-    total = constant.to(work)
-    for matrix, samples in terms:
-        total = total + matrix.to(work) @ samples
-    view.copy_(total)
-    return out
+# --- small pieces -------------------------------------------------------------------------------
 
 
 def _scaled(matrix: Tensor, weight: Tensor | None) -> Tensor:
     return matrix if weight is None else weight.view(*matrix.shape[:-1], 1) * matrix
-
-
-def _per_channel(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (like.dim() - 2))
 
 
 def _blocks(channels: int, group_size: int) -> Iterator[tuple[slice, slice, int]]:
@@ -337,9 +294,11 @@ def _blocks(channels: int, group_size: int) -> Iterator[tuple[slice, slice, int]
         yield slice(whole, channels), slice(whole // size, None), channels - whole
 
 
-def _work_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of the passes: the input's own, but at least float32."""
-    return torch.promote_types(x.dtype, torch.float32)
+def no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Turns autocast off where it is on; elsewhere it leaves no trace in exported graphs."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def algebra_dtype(x: Tensor) -> torch.dtype:
@@ -362,7 +321,9 @@ def check_options(
         ("running", running, RUNNING),
     ):
         if choice not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {choice!r}")
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, known))}, got {choice!r}"
+            )
     if not eps >= 0:
         raise ValueError(f"eps must not be negative, got {eps!r}")
 
@@ -382,7 +343,7 @@ def _check_tensors(
     channels = input.shape[1]
     size = min(group_size, channels)
     vectors = {"running_mean": running_mean, "weight": weight, "bias": bias}
-    expected = {name: (channels,) for name in vectors}
+    expected: dict[str, tuple[int, ...]] = dict.fromkeys(vectors, (channels,))
     expected["running_matrix"] = (-(-channels // size), size, size)
     for name, tensor in {**vectors, "running_matrix": running_matrix}.items():
         if tensor is not None and tensor.shape != expected[name]:

@@ -24,6 +24,7 @@ class _DecorrelatedBatchNorm(nn.Module):
 
     num_batches_tracked: Tensor | None
     running_mean: Tensor | None
+    inference_whitening: Tensor
     _ndims: tuple[int, ...]
 
     def __init__(
@@ -175,9 +176,10 @@ class _DecorrelatedBatchNorm(nn.Module):
 
     def extra_repr(self) -> str:
         text = (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}, group_size={self.group_size}, "
-            f"whitening={self.whitening!r}, running={self.running!r}"
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, "
+            f"affine={self.affine}, track_running_stats={self.track_running_stats}, "
+            f"group_size={self.group_size}, whitening={self.whitening!r}, "
+            f"running={self.running!r}"
         )
         return text + (f", iterations={self.iterations}" if self.whitening == "newton" else "")
 
@@ -248,10 +250,7 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
         - Output: as the input
 
     Example:
-        >>> norm = DecorrelatedBatchNorm2d(64)
-        >>> norm
-        DecorrelatedBatchNorm2d(64, eps=1e-05, momentum=0.1, affine=True, \
-track_running_stats=True, group_size=16, whitening='zca', running='whitening')
+        >>> norm = DecorrelatedBatchNorm2d(64, group_size=16)
         >>> y = norm(torch.randn(8, 64, 16, 16))
         >>> group = y[:, :16].transpose(0, 1).flatten(1)
         >>> torch.allclose(group.cov(correction=0), torch.eye(16), atol=1e-3)

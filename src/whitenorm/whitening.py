@@ -192,14 +192,14 @@ def _cholesky_vjp(
 # --- newton: a polynomial of S that tends to S^(-1/2) -------------------------------------------
 
 
-def _newton_steps(S: Tensor, iterations: int) -> tuple[Tensor, list[tuple[Tensor, ...]], Tensor]:
+def _newton_steps(S: Tensor, iterations: int) -> tuple[Tensor, list[list[Tensor]], Tensor]:
     """Coupled Newton-Schulz (Y, Z) -> (Y T, T Z), T = (3 - Z Y) / 2, from (S / tr S, I)."""
     trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     Y, Z, steps = S / trace, identity.expand_as(S), []
     for _ in range(iterations):
         T = 1.5 * identity - Z @ Y / 2
-        steps.append((Y, Z, T))
+        steps.append([Y, Z, T])
         Y, Z = Y @ T, T @ Z
     return trace, steps, Z
 

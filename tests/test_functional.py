@@ -1,0 +1,236 @@
+"""Training and inference of batch whitening: what comes out, and what flows back."""
+
+import pytest
+import reference
+import torch
+from cases import HARD, SHAPES, WHITENINGS, correlated, covariance
+from torch.autograd import gradcheck, gradgradcheck
+
+from whitenorm import decorrelated_batch_norm, whitening_matrix
+
+EPS = 1e-5
+
+
+def train(x, weight=None, bias=None, **options):
+    return decorrelated_batch_norm(x, None, None, weight, bias, training=True, **options)
+
+
+def input_gradient(x, dy, **options):
+    x = x.clone().requires_grad_()
+    train(x, **options).backward(dy)
+    return x.grad
+
+
+# --- what comes out -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whitening", WHITENINGS)
+@pytest.mark.parametrize("shape", [shape for _, shape in SHAPES.values()], ids=list(SHAPES))
+@pytest.mark.parametrize("group_size", [1, 3, 4, 5, 12, 64])
+def test_every_group_has_mean_zero_and_identity_covariance(whitening, shape, group_size):
+    y = train(correlated(shape), group_size=group_size, whitening=whitening, iterations=40)
+    for group in reference.split(y, group_size):
+        k = group.shape[1]
+        torch.testing.assert_close(group.movedim(1, 0).flatten(1).mean(1), y.new_zeros(k))
+        torch.testing.assert_close(covariance(group), torch.eye(k).double(), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("whitening", WHITENINGS)
+def test_covariance_is_exactly_that_of_the_regularised_whitening(whitening):
+    """With a visible eps, W (S - eps I) W^T: an eps added twice, or left out, would show."""
+    x, eps = correlated((50, 4)), 0.3
+    W = whitening_matrix(covariance(x), eps, whitening)
+    y = train(x, group_size=4, eps=eps, whitening=whitening)
+    torch.testing.assert_close(covariance(y), W @ covariance(x) @ W.mT)
+
+
+@pytest.mark.parametrize("whitening", WHITENINGS)
+@pytest.mark.parametrize("channels", [12, 14])
+def test_a_grouped_layer_is_the_concatenation_of_independent_ones(whitening, channels):
+    x = correlated((8, channels, 3, 3))
+    weight, bias = correlated((2, channels))
+    dy = correlated(x.shape, seed=7)
+    whole = x.clone().requires_grad_()
+    parts = x.clone().requires_grad_()
+    train(whole, weight, bias, group_size=4, whitening=whitening).backward(dy)
+    outputs = [
+        train(part, w, b, group_size=64, whitening=whitening)
+        for part, w, b in zip(parts.split(4, 1), weight.split(4), bias.split(4), strict=True)
+    ]
+    torch.cat(outputs, 1).backward(dy)
+    torch.testing.assert_close(
+        train(x, weight, bias, group_size=4, whitening=whitening), torch.cat(outputs, 1)
+    )
+    torch.testing.assert_close(whole.grad, parts.grad)
+
+
+def test_affine_scales_and_shifts_the_whitened_channels():
+    x, (weight, bias) = correlated((50, 4)), correlated((2, 4), seed=1)
+    plain = train(x, group_size=4)
+    torch.testing.assert_close(train(x, weight, bias, group_size=4), plain * weight + bias)
+
+
+# --- against the paper's algorithms -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [shape for _, shape in SHAPES.values()], ids=list(SHAPES))
+@pytest.mark.parametrize("group_size", [3, 5, 12])
+def test_forward_and_backward_agree_with_the_papers_algorithms(shape, group_size):
+    x, dy = correlated(shape), correlated(shape, seed=1)
+    expected, *_ = reference.dbn(x, group_size, EPS)
+    torch.testing.assert_close(train(x, group_size=group_size), expected)
+    expected = reference.dbn_gradient(x, dy, group_size, EPS)
+    torch.testing.assert_close(input_gradient(x, dy, group_size=group_size), expected)
+
+
+@pytest.mark.parametrize("whitening", ["zca", "pca", "cholesky"])
+def test_backward_agrees_with_autograd_through_the_decomposition(whitening):
+    def plain(x):
+        centred = x - x.mean(0)
+        S = centred.T @ centred / x.shape[0] + EPS * torch.eye(x.shape[1], dtype=x.dtype)
+        if whitening == "cholesky":
+            return torch.linalg.solve_triangular(
+                torch.linalg.cholesky(S), centred.T, upper=False
+            ).T
+        sigma, D = torch.linalg.eigh(S)
+        sigma, D = sigma.flip(-1), D.flip(-1)
+        D = D * torch.where(D[0] < 0, -1.0, 1.0)
+        W = torch.diag(sigma**-0.5) @ D.T
+        return centred @ (W if whitening == "pca" else D @ W).T
+
+    x, dy = correlated((40, 6)).requires_grad_(), correlated((40, 6), seed=1)
+    torch.testing.assert_close(train(x, group_size=6, whitening=whitening), plain(x))
+    (expected,) = torch.autograd.grad(plain(x), x, dy)
+    torch.testing.assert_close(
+        input_gradient(x.detach(), dy, group_size=6, whitening=whitening), expected
+    )
+
+
+# --- gradcheck ----------------------------------------------------------------------------------
+
+
+def gradient_cases():
+    for name, x in HARD.items():
+        for whitening in WHITENINGS:
+            if whitening != "pca" or name in ("distinct eigenvalues", "feature maps"):
+                yield pytest.param(x, whitening, id=f"{name}-{whitening}")
+
+
+@pytest.mark.parametrize(("x", "whitening"), list(gradient_cases()))
+@pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
+def test_gradients_of_training_are_exact(x, whitening, affine):
+    inputs = [x, *correlated((2, 4), seed=1)] if affine else [x]
+
+    def function(*inputs):
+        return train(*inputs, eps=1e-2, group_size=4, whitening=whitening)
+
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    assert gradcheck(function, inputs)
+    assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("x", list(HARD.values()), ids=list(HARD))
+@pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
+def test_gradients_of_inference_are_exact(x, affine):
+    mean, matrix = correlated((1, 4))[0], correlated((1, 4, 4))
+    inputs = [x, *correlated((2, 4), seed=1)] if affine else [x]
+
+    def function(x, weight=None, bias=None):
+        return decorrelated_batch_norm(x, mean, matrix, weight, bias, group_size=4)
+
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    assert gradcheck(function, inputs)
+    assert gradgradcheck(function, inputs)
+
+
+def test_gradients_are_exact_with_a_remainder_and_channels_last():
+    x = correlated((3, 5, 2, 2)).contiguous(memory_format=torch.channels_last)
+    inputs = [x, *correlated((2, 5), seed=1)]
+    inputs = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in inputs]
+
+    def function(*inputs):
+        return train(*inputs, eps=1e-2, group_size=3)
+
+    assert gradcheck(function, inputs)
+    assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
+def test_gradients_of_any_one_input_alone(wanted):
+    tensors = dict(
+        zip(("x", "weight", "bias"), [correlated((9, 4)), *correlated((2, 4))], strict=True)
+    )
+    leaf = tensors[wanted].clone().requires_grad_()
+    everything = {name: t.clone().requires_grad_() for name, t in tensors.items()}
+    dy = correlated((9, 4), seed=3)
+    train(**{**tensors, wanted: leaf}).backward(dy)
+    train(**everything).backward(dy)
+    torch.testing.assert_close(leaf.grad, everything[wanted].grad)
+
+
+def test_a_gradient_penalty_trains():
+    x = correlated((16, 4)).requires_grad_()
+    weight = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    (dx,) = torch.autograd.grad(train(x, weight).pow(3).sum(), x, create_graph=True)
+    dx.pow(2).sum().backward()
+    assert x.grad.abs().max() > 0
+    assert weight.grad.isfinite().all()
+
+
+def test_torch_func_transforms_apply():
+    x, dy = correlated((9, 4)), correlated((9, 4), seed=1)
+    gradient = torch.func.grad(lambda x: (train(x, group_size=4) * dy).sum())(x)
+    torch.testing.assert_close(gradient, input_gradient(x, dy, group_size=4))
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"group_size": 0}, "group_size must be a positive integer, got 0"),
+        ({"group_size": -4}, "group_size must be a positive integer, got -4"),
+        ({"group_size": 2.0}, "group_size must be a positive integer, got 2.0"),
+        ({"iterations": 0}, "iterations must be a positive integer, got 0"),
+        ({"whitening": "svd"}, "whitening must be one of 'zca', .*, got 'svd'"),
+        ({"running": "mean"}, "running must be one of 'whitening', 'covariance', got 'mean'"),
+        ({"eps": -1e-5}, "eps must not be negative, got -1e-05"),
+        ({"eps": float("nan")}, "eps must not be negative, got nan"),
+    ],
+)
+def test_a_wrong_option_is_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        train(correlated((9, 4)), **options)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (torch.zeros(4), r"expected input of shape \(N, C, ...\), got shape \(4,\)"),
+        (torch.zeros(4, 4, dtype=torch.long), "floating-point input, got torch.int64"),
+        (torch.zeros(1, 4), r"more than 1 value per channel when training, got .*\(1, 4\)"),
+        (torch.zeros(1, 4, 1, 1), "more than 1 value per channel when training"),
+    ],
+)
+def test_a_wrong_input_is_named(x, words):
+    with pytest.raises(ValueError, match=words):
+        train(x)
+
+
+def test_a_wrong_shape_of_parameters_or_statistics_is_named():
+    x = correlated((9, 5))
+    with pytest.raises(ValueError, match=r"weight must have shape \(5,\).*got \(4,\)"):
+        train(x, torch.ones(4))
+    with pytest.raises(ValueError, match=r"running_matrix must have shape \(2, 4, 4\).*got \(5, "):
+        decorrelated_batch_norm(x, torch.zeros(5), torch.zeros(5, 5), group_size=4)
+
+
+def test_what_is_missing_is_named():
+    x = correlated((9, 4))
+    with pytest.raises(ValueError, match="inference needs running_mean and running_matrix"):
+        decorrelated_batch_norm(x)
+    with pytest.raises(ValueError, match="give num_batches_tracked"):
+        decorrelated_batch_norm(
+            x, torch.zeros(4), torch.eye(4).expand(1, 4, 4), training=True, momentum=None
+        )

@@ -1,0 +1,182 @@
+"""Accuracy in float32 and below, and inputs that make other implementations return NaN."""
+
+import pytest
+import reference
+import torch
+from cases import WHITENINGS, correlated
+from reference import samples
+
+from whitenorm import DecorrelatedBatchNorm2d, decorrelated_batch_norm
+
+TIE_FREE = ("zca", "cholesky", "newton")
+
+
+def forward_backward(x, dy, **options):
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    y = decorrelated_batch_norm(x, training=True, **options)
+    y.backward(dy.to(y.dtype))
+    return y.detach(), x.grad
+
+
+def worst_channel(value, expected):
+    """The largest relative error of a channel, so that large channels don't hide small ones."""
+    value, expected = samples(value), samples(expected)
+    return ((value - expected).norm(dim=1) / expected.norm(dim=1)).max().item()
+
+
+def compare_with_float64(x, dy, **options):
+    single = forward_backward(x, dy, **options)
+    double = forward_backward(x.double(), dy.double(), **options)
+    return [worst_channel(a, b) for a, b in zip(single, double, strict=True)]
+
+
+@pytest.mark.parametrize("whitening", WHITENINGS)
+@pytest.mark.parametrize("shape", [(4096, 32), (16, 32, 16, 16)], ids=["NC", "NCHW"])
+@pytest.mark.parametrize("group_size", [16, 32])
+def test_float32_survives_a_mean_a_thousand_times_the_deviation(whitening, shape, group_size):
+    x = correlated(shape)
+    mean, std = (
+        statistic.view(-1, *[1] * (x.dim() - 2))
+        for statistic in (samples(x).mean(1), samples(x).std(1))
+    )
+    x = ((x - mean) / std + 1000).float()
+    errors = compare_with_float64(
+        x, correlated(shape, 1).float(), group_size=group_size, whitening=whitening
+    )
+    assert max(errors) <= 1e-3
+
+
+@pytest.mark.parametrize("whitening", ["zca", "cholesky"])
+@pytest.mark.parametrize("shape", [(4096, 16), (16, 16, 16, 16)], ids=["NC", "NCHW"])
+def test_float32_survives_channels_of_very_different_scale(whitening, shape):
+    scale = torch.logspace(-3, 3, 16, dtype=torch.float64).view(-1, *[1] * (len(shape) - 2))
+    x = (correlated(shape) * scale).float()
+    errors = compare_with_float64(x, correlated(shape, 1).float(), eps=1e-9, whitening=whitening)
+    assert max(errors) <= 1e-3
+
+
+def test_float32_gradients_survive_nearly_equal_eigenvalues():
+    """64 channels, eigenvalues 1e-6 apart: the usual formula is off by per cents in float32."""
+    k, m = 64, 4096
+    generator = torch.Generator().manual_seed(0)
+    Q, _ = torch.linalg.qr(torch.randn(k, k, generator=generator, dtype=torch.float64))
+    x, _ = torch.linalg.qr(
+        correlated((m, k)) - correlated((m, k)).mean(0), mode="reduced"
+    )  # orthonormal columns of mean zero
+    eigenvalues = 1 + 1e-6 * torch.arange(k, dtype=torch.float64)
+    x = (m**0.5 * x * eigenvalues.sqrt() @ Q.T).float()
+    dy = correlated((m, k), 1).float()
+    _, gradient = forward_backward(x, dy, group_size=k)
+    expected = reference.dbn_gradient(x.double(), dy.double(), k, 1e-5)
+    assert (gradient - expected).norm() / expected.norm() <= 1e-5
+
+
+def test_nearly_singular_groups_are_whitened_as_float64_would():
+    """Eigenvalues near eps under one near 16: float32 algebra knows them to 15% only."""
+    common = correlated((16384, 16), 3)[:, :1]
+    x = (common / common.std() + 3e-3 * correlated((16384, 16), 4)).float()
+    dy = correlated((16384, 16), 1).float()
+    assert max(compare_with_float64(x, dy, group_size=16)) <= 1.5e-2
+
+
+FINITE = {
+    "zeros": torch.zeros(8, 6, 2, 2),
+    "constants": torch.arange(6.0).view(1, 6, 1, 1).expand(8, 6, 2, 2),
+    "one sample repeated": correlated((1, 6, 1, 1), dtype=torch.float32).expand(8, 6, 2, 2),
+    "one sample repeated, large": 1e8
+    * correlated((1, 6, 1, 1), dtype=torch.float32).expand(8, 6, 2, 2),
+    "fewer samples than channels": correlated((3, 6, 1, 1), dtype=torch.float32),
+    "two samples": correlated((2, 6, 1, 1), dtype=torch.float32),
+    "around 1e15": 1e15 * correlated((8, 6, 2, 2), dtype=torch.float32),
+    "around 1e-15": 1e-15 * correlated((8, 6, 2, 2), dtype=torch.float32),
+    "duplicates around 1e15": 1e15
+    * correlated((8, 2, 2, 2), dtype=torch.float32).repeat(1, 3, 1, 1),
+    "1e15 beside 1e-15": torch.cat(
+        [
+            1e15 * correlated((8, 3, 2, 2), dtype=torch.float32),
+            1e-15 * correlated((8, 3, 2, 2), 1, dtype=torch.float32),
+        ],
+        1,
+    ),
+    "a channel constant at 1e15": torch.cat(
+        [correlated((8, 5, 2, 2), dtype=torch.float32), torch.full((8, 1, 2, 2), 1e15)], 1
+    ),
+}
+
+
+@pytest.mark.parametrize("x", list(FINITE.values()), ids=list(FINITE))
+@pytest.mark.parametrize("whitening", WHITENINGS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_finite_inputs_give_finite_outputs_and_gradients(x, whitening, dtype):
+    y, gradient = forward_backward(x.to(dtype), correlated(x.shape, 1), whitening=whitening)
+    assert y.isfinite().all()
+    if whitening in TIE_FREE:  # PCA has no derivative at equal eigenvalues
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("whitening", WHITENINGS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("running", ["whitening", "covariance"])
+def test_a_batch_with_nan_or_inf_spoils_only_its_groups(whitening, bad, running):
+    layer = DecorrelatedBatchNorm2d(10, group_size=4, whitening=whitening, running=running)
+    x = correlated((8, 10, 3, 3), dtype=torch.float32)
+    layer(x)
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    expected = layer(x)
+    for name, buffer in layer.named_buffers():
+        buffer.copy_(before[name])
+    x[2, 5, 1, 1] = bad
+    x.requires_grad_()
+    y = layer(x)
+    y.backward(torch.ones_like(y))
+    assert y[:, 4:8].isnan().all()
+    assert torch.equal(y[:, :4], expected[:, :4])
+    assert torch.equal(y[:, 8:], expected[:, 8:])
+    assert x.grad[:, :4].isfinite().all()
+    for name, buffer in layer.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_half_precision_has_float32_statistics_and_its_own_dtype(dtype, training):
+    layer = DecorrelatedBatchNorm2d(32)
+    x = correlated((16, 32, 8, 8)).to(dtype)
+    layer(x.float())
+    layer.train(training)
+    dy = correlated(x.shape, 1).to(dtype)
+    half, single = x.clone().requires_grad_(), x.float().requires_grad_()
+    y = layer(half)
+    assert y.dtype == dtype
+    y.backward(dy)
+    expected = layer(single)
+    expected.backward(dy.float())
+    assert half.grad.dtype == dtype
+    # Not more than the rounding of the result itself: the inside is float32.
+    assert (
+        torch.equal(y, expected.to(dtype)) or worst_channel(y, expected) <= torch.finfo(dtype).eps
+    )
+    assert worst_channel(half.grad, single.grad) <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_leaves_statistics_and_whitening_in_float32(dtype):
+    layer = DecorrelatedBatchNorm2d(32)
+    x = correlated((16, 32, 8, 8), dtype=torch.float32).requires_grad_()
+    expected = layer(x)
+    with torch.autocast("cpu", dtype=dtype):
+        y = layer(x)
+        assert torch.equal(y, expected)
+        (gradient,) = torch.autograd.grad(y.square().sum(), x)  # backward inside autocast too
+        convolved = torch.nn.functional.conv2d(x, torch.ones(32, 32, 1, 1))
+        assert layer(convolved).dtype == convolved.dtype == dtype
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_a_model_moved_to_half_precision_works():
+    layer = DecorrelatedBatchNorm2d(32).bfloat16()
+    x = correlated((16, 32, 8, 8)).bfloat16()
+    assert layer(x).dtype == torch.bfloat16
+    assert layer.running_whitening.dtype == torch.bfloat16
+    assert layer.eval()(x).dtype == torch.bfloat16
