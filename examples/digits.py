@@ -5,6 +5,8 @@
 Full-batch gradient descent for 60 steps, three seeds; prints the two curves' ends.
 """
 
+from itertools import pairwise
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -23,10 +25,7 @@ def load():
 
 def network(norm_layer):
     sizes = [64, 100, 100, 100]
-    blocks = [
-        [nn.Linear(a, b), norm_layer(b), nn.ReLU(inplace=True)]
-        for a, b in zip(sizes, sizes[1:], strict=False)
-    ]
+    blocks = [[nn.Linear(a, b), norm_layer(b), nn.ReLU(inplace=True)] for a, b in pairwise(sizes)]
     return nn.Sequential(*[layer for block in blocks for layer in block], nn.Linear(100, 10))
 
 

@@ -1,5 +1,6 @@
 """Normalization that whitens: Decorrelated Batch Normalization for PyTorch."""
 
+from whitenorm.distributed import synchronize
 from whitenorm.functional import decorrelated_batch_norm
 from whitenorm.modules import (
     DecorrelatedBatchNorm1d,
@@ -17,5 +18,6 @@ __all__ = [
     "DecorrelatedBatchNorm3d",
     "TranslatedReLU",
     "decorrelated_batch_norm",
+    "synchronize",
     "whitening_matrix",
 ]

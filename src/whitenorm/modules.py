@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm import functional as F
+from whitenorm.distributed import Synchronized
+from whitenorm.passes import algebra_dtype
 from whitenorm.whitening import whitening_matrix
 
 __all__ = [
@@ -74,6 +76,7 @@ class _DecorrelatedBatchNorm(nn.Module):
             self.register_buffer(
                 "inference_whitening", matrices.clone() if tracked else None, persistent=False
             )
+        self.synchronized: Synchronized | None = None  # set by whitenorm.synchronize
         self._stale = False
         self._warned = False
         self.reset_parameters()
@@ -129,6 +132,7 @@ class _DecorrelatedBatchNorm(nn.Module):
             running=running,
             iterations=self.iterations,
             num_batches_tracked=self.num_batches_tracked,
+            process_group=None if self.synchronized is None else self.synchronized.group(),
         )
 
     @property
@@ -140,7 +144,7 @@ class _DecorrelatedBatchNorm(nn.Module):
         """Brings the inference matrix up to date with the running covariance."""
         self._stale = False
         if self.running == "covariance" and self.running_mean is not None:
-            covariance = self._running_matrix.to(F.algebra_dtype(self._running_matrix))
+            covariance = self._running_matrix.to(algebra_dtype(self._running_matrix))
             self.inference_whitening.copy_(
                 whitening_matrix(covariance, self.eps, self.whitening, self.iterations)
             )
@@ -162,7 +166,9 @@ class _DecorrelatedBatchNorm(nn.Module):
                 f"{input.shape[1]} channels, input of shape {tuple(input.shape)}); "
                 "num_features must be the number of channels"
             )
-        if not self.training or self._warned or torch.compiler.is_compiling():
+        if not self.training or self._warned or self.synchronized is not None:
+            return
+        if torch.compiler.is_compiling():
             return
         size, count = min(self.group_size, self.num_features), input.numel() // self.num_features
         if 1 < count < size:
@@ -181,7 +187,8 @@ class _DecorrelatedBatchNorm(nn.Module):
             f"group_size={self.group_size}, whitening={self.whitening!r}, "
             f"running={self.running!r}"
         )
-        return text + (f", iterations={self.iterations}" if self.whitening == "newton" else "")
+        text += f", iterations={self.iterations}" if self.whitening == "newton" else ""
+        return text + (", synchronized" if self.synchronized is not None else "")
 
 
 class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):

@@ -11,14 +11,29 @@ input is shifted anew in every pass, which is cheaper than keeping a shifted cop
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Term", "affine", "is_rows", "restored", "samples", "some_mean", "sums", "work_dtype"]
+__all__ = [
+    "Term",
+    "affine",
+    "algebra_dtype",
+    "blocks",
+    "empty",
+    "is_rows",
+    "no_autocast",
+    "restored",
+    "samples",
+    "scaled",
+    "some_mean",
+    "sums",
+    "work_dtype",
+]
 
 PIECE = 2**17  # elements; two or three such pieces fit in the second-level cache
 STRETCH = 2**8  # samples
@@ -91,17 +106,14 @@ def sums(x: Tensor, shift: Tensor, dtype: torch.dtype, g: Tensor | None = None) 
     return [total, outer]
 
 
-def affine(like: Tensor, constant: Tensor, *terms: Term) -> Tensor:
-    """A new tensor as ``like``: the sum of the terms plus a constant [G, k, 1]."""
-    out = _empty(like)
-    work, size = work_dtype(like), constant.shape[-2]
-    # `out` must not be a view, or an in-place ReLU could not follow: so it is written through one.
-    view = samples(out, size, rows=is_rows(like))
+def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
+    """Writes the sum of the terms plus a constant [G, k, 1] into ``out``, samples of a tensor."""
+    work = work_dtype(out)
     matrices = [term.matrix.to(work) for term in terms]
     shifts = [term.shift for term in terms]
     constant = constant.to(work)
     in_place = out.dtype == work and not torch.compiler.is_compiling()
-    for piece, *inputs in _pieces(view, *(term.samples for term in terms)):
+    for piece, *inputs in _pieces(out, *(term.samples for term in terms)):
         inputs = [
             t.to(work) if shift is None else t - shift
             for t, shift in zip(inputs, shifts, strict=True)
@@ -114,7 +126,48 @@ def affine(like: Tensor, constant: Tensor, *terms: Term) -> Tensor:
         else:
             products = [matrix @ t for matrix, t in zip(matrices, inputs, strict=True)]
             piece.copy_(sum(products, constant))
-    return out
+
+
+def empty(like: Tensor) -> Tensor:
+    """An uninitialised tensor as ``like``, channels last in memory if that is, else contiguous.
+
+    It is no view, so that what is written into it may be modified in place by who comes next.
+    """
+    if not is_rows(like):
+        return like.new_empty(like.shape)
+    _, channels, *positions = like.shape
+    strides: list[int] = []
+    step = channels
+    for length in reversed(positions):
+        strides.insert(0, step)
+        step *= length
+    return like.new_empty_strided(like.shape, (step, 1, *strides))
+
+
+def scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
+    """diag(weight) matrix, for the weights of these channels."""
+    return matrix if weight is None else weight[channels].view(*matrix.shape[:-1], 1) * matrix
+
+
+def blocks(channels: int, group_size: int) -> Iterator[tuple[slice, slice, int]]:
+    """(channels, groups, size) of the whole groups, then of the remainder."""
+    size = min(group_size, channels)
+    whole = channels - channels % size
+    yield slice(0, whole), slice(0, whole // size), size
+    if whole < channels:
+        yield slice(whole, channels), slice(whole // size, None), channels - whole
+
+
+def algebra_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the k x k algebra: float64 where the device has it."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Turns autocast off where it is on; elsewhere it leaves no trace in exported graphs."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def _piece_dim(view: Tensor) -> int:
@@ -129,16 +182,3 @@ def _pieces(*views: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if first.device.type == "cpu" and not torch.compiler.is_compiling():
         step = max(PIECE * step // max(first.numel(), 1), 1)
     return zip(*(torch.split(view, step, dim) for view in views), strict=True)
-
-
-def _empty(like: Tensor) -> Tensor:
-    """An uninitialised tensor as ``like``, channels last in memory if that is, else contiguous."""
-    if not is_rows(like):
-        return like.new_empty(like.shape)
-    _, channels, *positions = like.shape
-    strides: list[int] = []
-    step = channels
-    for length in reversed(positions):
-        strides.insert(0, step)
-        step *= length
-    return like.new_empty_strided(like.shape, (step, 1, *strides))

@@ -1,0 +1,126 @@
+r"""Statistics over all replicas of a torch.distributed process group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+else:  # torch may be built without torch.distributed
+    ProcessGroup = Any
+
+__all__ = ["ProcessGroup", "Synchronized", "add_up", "combine", "synchronize"]
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+def synchronize(model: _Model, process_group: ProcessGroup | None = None) -> _Model:
+    """Makes the DBN layers of a model whiten with the statistics of all replicas.
+
+    Forward and backward are then what they would be if the batches of all replicas were one batch
+    on one device, whatever their sizes, and the running statistics are the same everywhere. Each
+    layer costs one collective forward and one backward; nothing where the group has one replica or
+    where torch.distributed isn't initialised. Parameter gradients remain each replica's own, for
+    :class:`~torch.nn.parallel.DistributedDataParallel` to average.
+
+    Args:
+        model: Modified in place.
+        process_group: The replicas; None for all of the default group.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> from whitenorm import DecorrelatedBatchNorm1d
+        >>> synchronize(nn.Sequential(nn.Linear(8, 8), DecorrelatedBatchNorm1d(8)))[1].synchronized
+        Synchronized(process_group=None)
+    """
+    from whitenorm.modules import _DecorrelatedBatchNorm  # which needs this module
+
+    layers = [m for m in model.modules() if isinstance(m, _DecorrelatedBatchNorm)]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no DecorrelatedBatchNorm layer to synchronise; put some "
+            "in, or call whitenorm.convert_batchnorm(model) first"
+        )
+    for layer in layers:
+        layer.synchronized = Synchronized(process_group)
+    return model
+
+
+class Synchronized:
+    """Marks a layer whose statistics are those of all replicas of a process group.
+
+    Args:
+        process_group: The replicas; None for all, whenever the default group is initialised.
+    """
+
+    def __init__(self, process_group: ProcessGroup | None = None) -> None:
+        self.process_group = process_group
+
+    def group(self) -> ProcessGroup | None:
+        """The group to communicate over, or None where there is nobody to talk to."""
+        if not dist.is_available() or not dist.is_initialized():
+            return None
+        group = self.process_group if self.process_group is not None else dist.group.WORLD
+        return group if dist.get_world_size(group) > 1 else None
+
+    def __repr__(self) -> str:
+        return f"Synchronized(process_group={self.process_group})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Synchronized:
+        return self  # a copied layer talks to the same replicas
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.process_group is not None:
+            raise TypeError(
+                "a layer synchronised over a process group of its own can't be pickled, since the "
+                "group can't: save its state_dict() instead"
+            )
+        return (Synchronized, ())
+
+
+def combine(
+    count: float, means: list[Tensor], moments: list[Tensor], group: ProcessGroup
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Count, means and second central moments of the batches of all replicas together.
+
+    One collective. Replicas may have batches of different sizes, or empty ones; each computes the
+    same result to the last bit.
+    """
+    packed = _pack([torch.full((1,), count, dtype=means[0].dtype), *means, *moments])
+    gathered = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, packed, group=group)
+    unpacked = [_unpack(vector, [torch.empty(1), *means, *moments]) for vector in gathered]
+    counts = torch.stack([parts[0] for parts in unpacked]).view(-1, 1, 1, 1)
+    total = counts.sum().clamp(min=1)
+    joint_means, joint_moments = [], []
+    for i in range(len(means)):
+        mean = torch.stack([parts[1 + i] for parts in unpacked])
+        moment = torch.stack([parts[1 + len(means) + i] for parts in unpacked])
+        joint = (counts * mean).sum(0) / total
+        away = mean - joint
+        joint_means.append(joint)
+        joint_moments.append((moment + counts * away * away.mT).sum(0))
+    return total, joint_means, joint_moments
+
+
+def add_up(tensors: list[Tensor], group: ProcessGroup) -> None:
+    """Replaces each tensor by its sum over all replicas, in one collective."""
+    packed = _pack(tensors)
+    dist.all_reduce(packed, group=group)
+    for tensor, total in zip(tensors, _unpack(packed, tensors), strict=True):
+        tensor.copy_(total)
+
+
+def _pack(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.flatten().to(tensors[-1]) for t in tensors])
+
+
+def _unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
+    parts = torch.split(packed, [t.numel() for t in like])
+    return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]

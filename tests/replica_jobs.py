@@ -1,0 +1,134 @@
+"""What each replica does in the tests of synchronised statistics."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from cases import correlated
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from whitenorm import DecorrelatedBatchNorm2d, synchronize
+
+CHANNELS = 10  # in groups of 4: two whole ones and a remainder
+
+
+def batches(sizes):
+    """One batch of images for each replica, and the gradients that reach its output."""
+    x = correlated((sum(sizes), CHANNELS, 3, 3))
+    dy = correlated(x.shape, 1)
+    return x.split(sizes), dy.split(sizes)
+
+
+def make_layer(whitening="zca", running="whitening"):
+    layer = DecorrelatedBatchNorm2d(CHANNELS, group_size=4, whitening=whitening, running=running)
+    layer.double()
+    with torch.no_grad():
+        layer.weight.copy_(correlated((2, CHANNELS))[0])
+        layer.bias.copy_(correlated((2, CHANNELS))[1])
+    return layer
+
+
+def forward_backward(layer, x, dy):
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    y.backward(dy)
+    return {
+        "output": y.detach(),
+        "input gradient": x.grad,
+        "weight gradient": layer.weight.grad,
+        "bias gradient": layer.bias.grad,
+        **{name: buffer.clone() for name, buffer in layer.named_buffers()},
+    }
+
+
+def one_layer(rank, sizes, whitening, running):
+    """Two steps of a synchronised layer, with the collectives counted."""
+    xs, dys = batches(sizes)
+    layer = synchronize(make_layer(whitening, running))
+    layer(xs[rank])
+    counts = {"all_gather": 0, "all_reduce": 0}
+    originals = {name: getattr(dist, name) for name in counts}
+
+    def counted(name):
+        def call(*args, **kwargs):
+            counts[name] += 1
+            return originals[name](*args, **kwargs)
+
+        return call
+
+    for name in counts:
+        setattr(dist, name, counted(name))
+    return {**forward_backward(layer, xs[rank], dys[rank]), "collectives": counts}
+
+
+def make_network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(CHANNELS, 8, 3, padding=1, bias=False),
+        DecorrelatedBatchNorm2d(8, group_size=4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, bias=False),
+        DecorrelatedBatchNorm2d(8, group_size=3),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    ).double()
+
+
+def train_network(network, parts, total, world_size=1, accumulate=False):
+    """Three optimiser steps on the mean squared output over the joint batch of ``total``."""
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9)
+    for _ in range(3):
+        optimiser.zero_grad()
+        halves = [parts[::2], parts[1::2]] if accumulate else [parts]
+        for i, part in enumerate(halves):
+            later = accumulate and i == 0 and isinstance(network, DistributedDataParallel)
+            with network.no_sync() if later else torch.enable_grad():
+                target = torch.arange(4.0, dtype=torch.float64)
+                # DDP averages over replicas: the factor turns that into the joint batch's mean.
+                loss = (network(part) - target).square().sum() * world_size / total
+                loss.backward()
+        optimiser.step()
+    module = network.module if isinstance(network, DistributedDataParallel) else network
+    return {k: v.clone() for k, v in module.state_dict().items()}
+
+
+def ddp(rank, sizes, accumulate):
+    xs, _ = batches(sizes)
+    network = DistributedDataParallel(synchronize(make_network()))
+    return train_network(network, xs[rank], sum(sizes), len(sizes), accumulate)
+
+
+def subgroup(rank):
+    """Replicas 0 and 1 share their statistics; replica 2 is alone in its group."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    xs, dys = batches([5, 11, 4])
+    layer = synchronize(make_layer(), groups[0] if rank < 2 else groups[1])
+    copied = copy.deepcopy(layer)
+    assert copied.synchronized.process_group is layer.synchronized.process_group
+    return forward_backward(layer, xs[rank], dys[rank])
+
+
+def a_replica_with_nan(rank):
+    xs, _ = batches([5, 11])
+    x = xs[rank].clone()
+    layer = synchronize(make_layer())
+    layer(x)
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    if rank == 1:
+        x[0, 0] = float("nan")
+    y = layer(x)
+    return {
+        "spoilt": y.isnan().flatten(2).any(2).any(0),
+        "unchanged": all(torch.equal(before[k], v) for k, v in layer.named_buffers()),
+    }
+
+
+def double_backward(rank):
+    xs, _ = batches([5, 11])
+    x = xs[rank].clone().requires_grad_()
+    try:
+        torch.autograd.grad(synchronize(make_layer())(x).pow(3).sum(), x, create_graph=True)
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
