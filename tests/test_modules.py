@@ -302,6 +302,7 @@ def test_an_empty_batch_changes_nothing():
 COMPILES = pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning",
     "ignore:.*torch.jit.script_method. is deprecated:DeprecationWarning",
+    "ignore:.*torch._prims_common.check. is deprecated:FutureWarning",
 )
 
 

@@ -40,17 +40,18 @@ class Options(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """A block of equal groups of a batch: mean (channels,), covariance and W [G, k, k]."""
+    """Of a block of equal groups: mean (channels,), second central moment and W [G, k, k]."""
 
+    samples: float | Tensor
     mean: Tensor
-    covariance: Tensor
+    moment: Tensor
     W: Tensor
 
 
 def whiten_batch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, options: Options
 ) -> tuple[Tensor, list[Statistics]]:
-    """Whitens x with its own statistics; these, with unbiased covariances, come out as well."""
+    """Whitens x with its own statistics, which come out as well."""
     with torch.no_grad():
         own = x.numel() / x.shape[1]
         shifts, means, moments = [], [], []
@@ -66,12 +67,11 @@ def whiten_batch(
             count, means, moments = combine(own, means, moments, options.process_group)
         small, statistics = [], []
         for shift, mean, moment in zip(shifts, means, moments, strict=True):
-            covariance = moment / count
-            identity = torch.eye(mean.shape[-2], dtype=mean.dtype, device=mean.device)
-            S = covariance + options.eps * identity
+            S = moment / count
+            S.diagonal(dim1=-2, dim2=-1).add_(options.eps)
             W, *cache = decompose(S, options.eps, options.whitening, options.iterations)
             small += [shift, mean - shift, S, W, *cache]
-            statistics.append(Statistics(mean.flatten(), moment / (count - 1), W))
+            statistics.append(Statistics(count, mean.flatten(), moment, W))
     y = _BatchWhitening.apply(x, weight, bias, options, count, *small)
     return cast(Tensor, y), statistics
 

@@ -88,8 +88,11 @@ def decorrelated_batch_norm(
             options = Options(eps, group_size, whitening, iterations, process_group)
             output, statistics = whiten_batch(input, weight, bias, options)
             if running_mean is not None and (input.numel() > 0 or process_group is not None):
-                matrices = [s.W if running == "whitening" else s.covariance for s in statistics]
                 means = [s.mean for s in statistics]
+                if running == "whitening":
+                    matrices = [s.W for s in statistics]
+                else:
+                    matrices = [s.moment / (s.samples - 1) for s in statistics]
                 _update(
                     running_mean, running_matrix, momentum, num_batches_tracked, means, matrices
                 )
@@ -126,17 +129,19 @@ def _update(
     matrices: list[Tensor],
 ) -> None:
     """Moves the running statistics towards the batch's, unless the batch isn't finite."""
-    finite = torch.stack([matrix.isfinite().all() for matrix in matrices]).all()
+    finite = matrices[0].isfinite().all()
+    for matrix in matrices[1:]:
+        finite = finite & matrix.isfinite().all()
     factor: float | Tensor
     if momentum is None:
-        factor = 1 / (cast(Tensor, num_batches_tracked) + 1).to(means[0].dtype)
+        factor = 1 / (cast(Tensor, num_batches_tracked) + 1).to(running_mean.dtype)
     else:
         factor = momentum
     if num_batches_tracked is not None:
         num_batches_tracked += finite
 
     def move(running: Tensor, value: Tensor) -> None:
-        moved = running + factor * (value - running)
+        moved = torch.lerp(running, value.to(running.dtype), factor)
         running.copy_(torch.where(finite, moved, running))
 
     parts = blocks(running_mean.shape[0], matrices[0].shape[-1])

@@ -1,18 +1,18 @@
 r"""The passes over the activations; everything else that batch whitening does is k x k.
 
 A tensor (N, C, ...) is seen as samples [B, G, k, L]: G groups of k channels and B * L samples.
-Contiguous maps are [N, G, k, positions]; channels-last ones, and (N, C), are cut into stretches
-of samples instead of images. Both are views, and what is written keeps the memory format. Sums
-over L are in the precision of the activations, sums over B in float64.
+Contiguous maps are [N, G, k, positions]; channels-last ones, and (N, C), are "rows",
+[1, G, k, N * positions]. Both are views, and what is written keeps the memory format.
 
-On the CPU a pass goes piece by piece, so that what it does to a piece happens in the cache; the
-input is shifted anew in every pass, which is cheaper than keeping a shifted copy.
+A pass goes piece by piece on the CPU, so that what it does to a piece happens in the cache. Each
+piece is gathered, shifted, into the arrangement [b, k, m] in which matrix products run best: maps
+as they are, small maps and rows with the samples of a group together. The input is gathered anew
+in every pass, which is cheaper than keeping a shifted copy of all of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,7 +36,8 @@ __all__ = [
 ]
 
 PIECE = 2**17  # elements; two or three such pieces fit in the second-level cache
-STRETCH = 2**8  # samples
+SMALL_MAP = 64  # positions below which the maps of several images are better multiplied together
+STRETCH = 2**8  # samples of a row that are added up in float32 before float64 takes over
 
 
 class Term(NamedTuple):
@@ -59,14 +60,14 @@ def is_rows(x: Tensor) -> bool:
 
 def samples(x: Tensor, size: int, rows: bool | None = None) -> Tensor:
     """x as [B, G, k, L]; a view wherever the memory format allows one."""
-    channels = x.shape[1]
-    if is_rows(x) if rows is None else rows:
-        count = x.shape[0] * x.shape[2:].numel()
-        stretch = math.gcd(count, STRETCH)
-        stretch = stretch if stretch >= STRETCH // 4 else max(count, 1)
-        flat = x.movedim(1, -1).reshape(count // stretch, stretch, channels // size, size)
-        return flat.permute(0, 2, 3, 1)
-    return x.reshape(x.shape[0], channels // size, size, x.shape[2:].numel())
+    n, channels = x.shape[:2]
+    rows = is_rows(x) if rows is None else rows
+    x = x.movedim(1, -1) if rows else x
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    if rows:
+        return x.reshape(1, -1, channels // size, size).permute(0, 2, 3, 1)
+    return x.reshape(n, channels // size, size, x.shape[2:].numel())
 
 
 def restored(view: Tensor, like: Tensor) -> Tensor:
@@ -90,42 +91,114 @@ def some_mean(x: Tensor) -> Tensor:
     return total / max(some.shape[0] * some.shape[-1], 1)
 
 
-def sums(x: Tensor, shift: Tensor, dtype: torch.dtype, g: Tensor | None = None) -> list[Tensor]:
-    """The sums over all samples of g, [G, k, 1], and of g (x - shift)^T, [G, k, k].
+def sums(
+    x: Tensor, shift: Tensor, dtype: torch.dtype, g: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The sums over all samples of g, [G, k, 1], and of g (x - shift)^T, [G, k, k], in dtype.
 
-    Without g, that of x - shift and of (x - shift) (x - shift)^T. Pieces are added up in dtype.
+    Without g, those of x - shift and of (x - shift) (x - shift)^T.
     """
-    groups, size = x.shape[1:3]
-    total = torch.zeros(groups, size, 1, dtype=dtype, device=x.device)
-    outer = torch.zeros(groups, size, size, dtype=dtype, device=x.device)
+    total, outer = [], []
     for piece, *rest in _pieces(x) if g is None else _pieces(x, g):
-        t = piece - shift
-        left = rest[0].to(t.dtype) if rest else t
-        total += left.sum(-1, keepdim=True).sum(0, dtype=dtype)
-        outer += (left @ t.mT).sum(0, dtype=dtype)
-    return [total, outer]
+        t = _gather(piece, shift)
+        left = _gather(rest[0], None) if rest else t
+        total.append(_over_groups(left.sum(-1, keepdim=True), x.shape[1], dtype))
+        outer.append(_over_groups(_outer(left, t), x.shape[1], dtype))
+    return _add(total), _add(outer)
 
 
 def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
     """Writes the sum of the terms plus a constant [G, k, 1] into ``out``, samples of a tensor."""
     work = work_dtype(out)
-    matrices = [term.matrix.to(work) for term in terms]
-    shifts = [term.shift for term in terms]
     constant = constant.to(work)
-    in_place = out.dtype == work and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling():
+        products = [m.to(work) @ (t.to(work) if c is None else t - c) for m, t, c in terms]
+        out.copy_(sum(products, constant))
+        return
+    matrices: list[Tensor] = []
     for piece, *inputs in _pieces(out, *(term.samples for term in terms)):
-        inputs = [
-            t.to(work) if shift is None else t - shift
-            for t, shift in zip(inputs, shifts, strict=True)
-        ]
-        if in_place:
-            torch.matmul(matrices[0], inputs[0], out=piece)
-            for matrix, t in zip(matrices[1:], inputs[1:], strict=True):
-                piece += matrix @ t
+        gathered = [_gather(t, term.shift) for t, term in zip(inputs, terms, strict=True)]
+        groups, count = constant.shape[0], gathered[0].shape[0]
+        if not matrices:  # the first piece is the largest: the others use a part of its matrices
+            matrices = [term.matrix.to(work) for term in terms]
+            if count > groups:
+                matrices = [matrix.repeat(count // groups, 1, 1) for matrix in matrices]
+        parts = [matrix[:count] for matrix in matrices]
+        if count > groups and piece.dtype == work and piece.is_contiguous():
+            _multiply(parts, gathered, out=piece.view(gathered[0].shape))
             piece += constant
         else:
-            products = [matrix @ t for matrix, t in zip(matrices, inputs, strict=True)]
-            piece.copy_(sum(products, constant))
+            torch.add(_ungather(_multiply(parts, gathered), piece), constant, out=piece)
+
+
+def _is_rows(piece: Tensor) -> bool:
+    return piece.stride(2) == 1 and piece.stride(3) != 1
+
+
+def _gather(piece: Tensor, shift: Tensor | None) -> Tensor:
+    """piece - shift as [b, k, m]: b = B * G for maps, b = G for small maps and rows."""
+    n, groups, size, count = piece.shape
+    if torch.compiler.is_compiling():
+        t = piece.to(work_dtype(piece)) if shift is None else piece - shift
+        return t.reshape(n * groups, size, count)
+    work = work_dtype(piece)
+    if _is_rows(piece):
+        if shift is None:
+            return piece[0].to(work)
+        t = piece.new_empty((groups, count, size), dtype=work)
+        torch.sub(piece[0].mT, shift.mT, out=t)
+        return t.mT
+    if count >= SMALL_MAP or n == 1:
+        t = piece.to(work) if shift is None else piece - shift
+        return t.reshape(n * groups, size, count)
+    t = piece.new_empty((groups, size, n, count), dtype=work)
+    together = piece.permute(1, 2, 0, 3)
+    if shift is None:
+        t.copy_(together)
+    else:
+        torch.sub(together, shift.unsqueeze(-1), out=t)
+    return t.view(groups, size, n * count)
+
+
+def _ungather(t: Tensor, like: Tensor) -> Tensor:
+    """The view of t that is arranged as the piece that ``_gather`` made it from."""
+    n, groups, size, count = like.shape
+    if t.shape[0] == groups and n != 1:
+        return t.view(groups, size, n, count).permute(2, 0, 1, 3)
+    return t.unflatten(0, (n, groups))
+
+
+def _multiply(matrices: list[Tensor], gathered: list[Tensor], out: Tensor | None = None) -> Tensor:
+    """The sum of matrix @ t, in the memory order of the first t."""
+    if gathered[0].stride(-1) != 1:  # rows: multiply from the other side
+        pairs = [(t.mT, matrix.mT) for matrix, t in zip(matrices, gathered, strict=True)]
+    else:
+        pairs = list(zip(matrices, gathered, strict=True))
+    result: Tensor = torch.bmm(*pairs[0], out=out)
+    for pair in pairs[1:]:
+        result.baddbmm_(*pair)
+    return result.mT if gathered[0].stride(-1) != 1 else result
+
+
+def _outer(left: Tensor, t: Tensor) -> Tensor:
+    """left @ t^T; of rows with themselves, stretch by stretch so that float64 adds these up."""
+    groups, size, count = t.shape
+    if left is t and t.stride(-1) != 1 and count % STRETCH == 0:
+        stretches = t.mT.reshape(-1, STRETCH, size)
+        products = torch.bmm(stretches.mT, stretches).view(groups, -1, size, size)
+        return products.transpose(0, 1).reshape(-1, size, size)
+    return torch.bmm(left, t.mT)
+
+
+def _over_groups(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """[B * G, ...] summed over B."""
+    if t.shape[0] == groups:
+        return t.to(dtype)
+    return t.unflatten(0, (t.shape[0] // groups, groups)).sum(0, dtype=dtype)
+
+
+def _add(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.stack(tensors).sum(0)
 
 
 def empty(like: Tensor) -> Tensor:
@@ -181,4 +254,5 @@ def _pieces(*views: Tensor) -> Iterator[tuple[Tensor, ...]]:
     step = max(first.shape[dim], 1)
     if first.device.type == "cpu" and not torch.compiler.is_compiling():
         step = max(PIECE * step // max(first.numel(), 1), 1)
+        step = max(step - step % STRETCH, STRETCH) if dim == -1 else step
     return zip(*(torch.split(view, step, dim) for view in views), strict=True)

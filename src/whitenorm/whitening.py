@@ -73,9 +73,8 @@ class Whitening(NamedTuple):
 
 def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, ...]:
     """``(W, *cache)`` of a method, with W = NaN (and no word from LAPACK) where S isn't finite."""
-    finite = S.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-    W, *cache = WHITENINGS[whitening].matrix(torch.where(finite, S, identity), eps, iterations)
+    finite = S.sum((-2, -1), keepdim=True).isfinite()
+    W, *cache = WHITENINGS[whitening].matrix(torch.where(finite, S, 0.0), eps, iterations)
     return torch.where(finite, W, torch.nan), *cache
 
 
