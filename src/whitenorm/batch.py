@@ -2,6 +2,7 @@ r"""Whitening with the batch's own statistics, and the exact gradient through th
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -123,6 +124,11 @@ class _BatchWhitening(Function):
                 grads = _backward(g, x, weight, bias, wanted, ctx.options, ctx.count, small)
         return (*grads, None, None, *[None] * len(small))
 
+
+# apply() looks up the signature of forward at every call, which takes as long as an eigh.
+_BatchWhitening.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    _BatchWhitening.forward
+)
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 

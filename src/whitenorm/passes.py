@@ -6,7 +6,7 @@ Contiguous maps are [N, G, k, positions]; channels-last ones, and (N, C), are "r
 
 A pass goes piece by piece on the CPU, so that what it does to a piece happens in the cache. Each
 piece is gathered, shifted, into the arrangement [b, k, m] in which matrix products run best: maps
-as they are, small maps and rows with the samples of a group together. The input is gathered anew
+and rows as they are, small maps with those of several images together. The input is gathered anew
 in every pass, which is cheaper than keeping a shifted copy of all of it.
 """
 
@@ -37,7 +37,7 @@ __all__ = [
 
 PIECE = 2**17  # elements; two or three such pieces fit in the second-level cache
 SMALL_MAP = 64  # positions below which the maps of several images are better multiplied together
-STRETCH = 2**8  # samples of a row that are added up in float32 before float64 takes over
+ROWS = 2**10  # rows at most in a piece: float32 adds these up before float64 takes over
 
 
 class Term(NamedTuple):
@@ -103,7 +103,7 @@ def sums(
         t = _gather(piece, shift)
         left = _gather(rest[0], None) if rest else t
         total.append(_over_groups(left.sum(-1, keepdim=True), x.shape[1], dtype))
-        outer.append(_over_groups(_outer(left, t), x.shape[1], dtype))
+        outer.append(_over_groups(torch.bmm(left, t.mT), x.shape[1], dtype))
     return _add(total), _add(outer)
 
 
@@ -115,20 +115,21 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
         products = [m.to(work) @ (t.to(work) if c is None else t - c) for m, t, c in terms]
         out.copy_(sum(products, constant))
         return
-    matrices: list[Tensor] = []
+    groups, matrices = constant.shape[0], [term.matrix.to(work) for term in terms]
     for piece, *inputs in _pieces(out, *(term.samples for term in terms)):
         gathered = [_gather(t, term.shift) for t, term in zip(inputs, terms, strict=True)]
-        groups, count = constant.shape[0], gathered[0].shape[0]
-        if not matrices:  # the first piece is the largest: the others use a part of its matrices
-            matrices = [term.matrix.to(work) for term in terms]
-            if count > groups:
-                matrices = [matrix.repeat(count // groups, 1, 1) for matrix in matrices]
-        parts = [matrix[:count] for matrix in matrices]
-        if count > groups and piece.dtype == work and piece.is_contiguous():
-            _multiply(parts, gathered, out=piece.view(gathered[0].shape))
+        count = gathered[0].shape[0]
+        if matrices[0].shape[0] < count:  # the first piece is the largest
+            matrices = [matrix.repeat(count // groups, 1, 1) for matrix in matrices]
+        pairs = [(m[:count], t) for m, t in zip(matrices, gathered, strict=True)]
+        if piece.dtype == work and _is_rows(piece):  # multiply from the other side
+            _multiply([(t.mT, m.mT) for m, t in pairs], out=piece[0].mT)
+            piece += constant
+        elif piece.dtype == work and piece.is_contiguous() and count != groups:
+            _multiply(pairs, out=piece.view(gathered[0].shape))
             piece += constant
         else:
-            torch.add(_ungather(_multiply(parts, gathered), piece), constant, out=piece)
+            torch.add(_ungather(_multiply(pairs), piece), constant, out=piece)
 
 
 def _is_rows(piece: Tensor) -> bool:
@@ -136,21 +137,12 @@ def _is_rows(piece: Tensor) -> bool:
 
 
 def _gather(piece: Tensor, shift: Tensor | None) -> Tensor:
-    """piece - shift as [b, k, m]: b = B * G for maps, b = G for small maps and rows."""
+    """piece - shift as [b, k, m]: b = G for rows and small maps, b = B * G for other maps."""
     n, groups, size, count = piece.shape
-    if torch.compiler.is_compiling():
-        t = piece.to(work_dtype(piece)) if shift is None else piece - shift
-        return t.reshape(n * groups, size, count)
     work = work_dtype(piece)
-    if _is_rows(piece):
-        if shift is None:
-            return piece[0].to(work)
-        t = piece.new_empty((groups, count, size), dtype=work)
-        torch.sub(piece[0].mT, shift.mT, out=t)
-        return t.mT
-    if count >= SMALL_MAP or n == 1:
+    if n == 1 or count >= SMALL_MAP or torch.compiler.is_compiling():
         t = piece.to(work) if shift is None else piece - shift
-        return t.reshape(n * groups, size, count)
+        return t[0] if n == 1 else t.reshape(n * groups, size, count)
     t = piece.new_empty((groups, size, n, count), dtype=work)
     together = piece.permute(1, 2, 0, 3)
     if shift is None:
@@ -165,36 +157,22 @@ def _ungather(t: Tensor, like: Tensor) -> Tensor:
     n, groups, size, count = like.shape
     if t.shape[0] == groups and n != 1:
         return t.view(groups, size, n, count).permute(2, 0, 1, 3)
-    return t.unflatten(0, (n, groups))
+    return t.view(n, groups, size, count)
 
 
-def _multiply(matrices: list[Tensor], gathered: list[Tensor], out: Tensor | None = None) -> Tensor:
-    """The sum of matrix @ t, in the memory order of the first t."""
-    if gathered[0].stride(-1) != 1:  # rows: multiply from the other side
-        pairs = [(t.mT, matrix.mT) for matrix, t in zip(matrices, gathered, strict=True)]
-    else:
-        pairs = list(zip(matrices, gathered, strict=True))
+def _multiply(pairs: list[tuple[Tensor, Tensor]], out: Tensor | None = None) -> Tensor:
+    """The sum of the matrix products."""
     result: Tensor = torch.bmm(*pairs[0], out=out)
     for pair in pairs[1:]:
         result.baddbmm_(*pair)
-    return result.mT if gathered[0].stride(-1) != 1 else result
-
-
-def _outer(left: Tensor, t: Tensor) -> Tensor:
-    """left @ t^T; of rows with themselves, stretch by stretch so that float64 adds these up."""
-    groups, size, count = t.shape
-    if left is t and t.stride(-1) != 1 and count % STRETCH == 0:
-        stretches = t.mT.reshape(-1, STRETCH, size)
-        products = torch.bmm(stretches.mT, stretches).view(groups, -1, size, size)
-        return products.transpose(0, 1).reshape(-1, size, size)
-    return torch.bmm(left, t.mT)
+    return result
 
 
 def _over_groups(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """[B * G, ...] summed over B."""
     if t.shape[0] == groups:
         return t.to(dtype)
-    return t.unflatten(0, (t.shape[0] // groups, groups)).sum(0, dtype=dtype)
+    return t.view(-1, groups, *t.shape[1:]).sum(0, dtype=dtype)
 
 
 def _add(tensors: list[Tensor]) -> Tensor:
@@ -254,5 +232,5 @@ def _pieces(*views: Tensor) -> Iterator[tuple[Tensor, ...]]:
     step = max(first.shape[dim], 1)
     if first.device.type == "cpu" and not torch.compiler.is_compiling():
         step = max(PIECE * step // max(first.numel(), 1), 1)
-        step = max(step - step % STRETCH, STRETCH) if dim == -1 else step
+        step = max(min(step, ROWS), ROWS // 4) if dim == -1 else step
     return zip(*(torch.split(view, step, dim) for view in views), strict=True)

@@ -117,8 +117,9 @@ def _zca_vjp(
     # From W R = I and R^2 = S: dS = -W X W, where R X + X R = sym(dW). In the eigenbasis this
     # divides by sqrt(l_i) + sqrt(l_j), never by the paper's l_i - l_j.
     root, D = cache
-    R = S @ W if torch.is_grad_enabled() else W  # only its graph is of use, not its value
-    return -W @ cast(Tensor, _Lyapunov.apply(R, _symmetric(dW), root, D)) @ W
+    if torch.is_grad_enabled():
+        return -W @ cast(Tensor, _Lyapunov.apply(S @ W, _symmetric(dW), root, D)) @ W
+    return -W @ _Lyapunov.forward(W, _symmetric(dW), root, D) @ W
 
 
 class _Lyapunov(Function):
