@@ -1,0 +1,316 @@
+r"""Where each data set is looked for, where it comes from, and how it is fetched.
+
+Nothing here unpickles: archives give up only the files of the table, by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SOURCES", "DataError", "File", "Source", "Status", "data_root", "fetch", "status"]
+
+
+class DataError(Exception):
+    """A data file is missing, truncated or corrupt; the message names it and where to get it."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that is expected.
+
+    Args:
+        md5: As published, if it is.
+        size: In bytes, where the format can't tell that the file is truncated.
+    """
+
+    md5: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one data set comes from.
+
+    Args:
+        title: What it is.
+        folder: Where it lies under the data folder; None if it ships with a package.
+        files: What the folder holds; a name without a ``File`` is a folder of its own.
+        where: Where to get it, for people.
+        url: Where it may be fetched from: an archive, or the folder of the files; None if its
+            terms don't allow that.
+        md5: Of the archive; None if the files are fetched one by one.
+    """
+
+    title: str
+    folder: str | None
+    files: Mapping[str, File | None] = field(default_factory=dict)
+    where: str = ""
+    url: str | None = None
+    md5: str | None = None
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether :func:`fetch` will download it."""
+        return self.url is not None
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is known about a data set on this machine.
+
+    Args:
+        name: Key in ``SOURCES``.
+        title: What it is.
+        state: "embedded", "present", "incomplete", "missing" or, where the checksums were asked
+            for, "corrupt".
+        path: Where it is looked for; None if it is embedded.
+        missing: What isn't there, or isn't right, and why.
+        may_fetch: Whether :func:`fetch` will download it.
+        where: Where to get it.
+    """
+
+    name: str
+    title: str
+    state: str
+    path: Path | None
+    missing: tuple[str, ...]
+    may_fetch: bool
+    where: str
+
+
+_CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/"
+_FACES = "for research use only: ask its owners, and put the 32x32 version by Cai et al. there"
+
+SOURCES: dict[str, Source] = {
+    "digits": Source("handwritten digits, 8x8 (scikit-learn)", None, where="inside scikit-learn"),
+    "mnist": Source(
+        "MNIST",
+        "mnist",
+        {
+            "train-images-idx3-ubyte.gz": File("f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            "train-labels-idx1-ubyte.gz": File("d53e105ee54ea40749a09fcbcd1e9432"),
+            "t10k-images-idx3-ubyte.gz": File("9fb629c4189551a2d022fa330f9573f3"),
+            "t10k-labels-idx1-ubyte.gz": File("ec29112dd5afa0611ce80d1b7f02629c"),
+        },
+        "http://yann.lecun.com/exdb/mnist/ (the four original IDX files, gzipped)",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    ),
+    "cifar10": Source(
+        "CIFAR-10, binary version",
+        "cifar-10-batches-bin",
+        {
+            "data_batch_1.bin": File("5dd7e06a14cb22eb9f671a540d1b7c25", 30730000),
+            "data_batch_2.bin": File("5ea93a67294ea407fff1d09f752e9692", 30730000),
+            "data_batch_3.bin": File("942cd6a4bcdd0dd3c604fbe906cb4421", 30730000),
+            "data_batch_4.bin": File("ae636b3ba5c66a11e91e8cb52e771fcb", 30730000),
+            "data_batch_5.bin": File("53f37980c15c3d472c316c40844f3f0d", 30730000),
+            "test_batch.bin": File("803d5f7f4d78ea53de84dbe85f74fb6d", 30730000),
+        },
+        f"{_CIFAR_HOME}cifar.html (the binary version)",
+        f"{_CIFAR_HOME}cifar-10-binary.tar.gz",
+        "c32a1d4ab5d03f1284b67883e8d87530",
+    ),
+    "cifar100": Source(
+        "CIFAR-100, binary version",
+        "cifar-100-binary",
+        {"train.bin": File(size=153700000), "test.bin": File(size=30740000)},
+        f"{_CIFAR_HOME}cifar.html (the binary version)",
+        f"{_CIFAR_HOME}cifar-100-binary.tar.gz",
+        "03b5dce01913d631647c71ecec9e9cb8",
+    ),
+    "yaleb": Source(
+        "Extended Yale-B, 32x32",
+        "yaleb",
+        {"YaleB_32x32.mat": File()},
+        f"http://www.cad.zju.edu.cn/home/dengcai/Data/FaceData.html ({_FACES})",
+    ),
+    "pie": Source(
+        "CMU PIE, 32x32, JPEG-recompressed",
+        "pie",
+        {"PIE_32x32_from_jpeg.mat": File()},
+        f"http://www.cad.zju.edu.cn/home/dengcai/Data/FaceData.html ({_FACES})",
+    ),
+    "tiny-imagenet-20": Source(
+        "20 classes of Tiny-ImageNet, 64x64",
+        "tiny-imagenet-20",
+        {"train": None, "val": None},
+        "http://cs231n.stanford.edu/tiny-imagenet-200.zip, laid out as {train,val}/<class>/*.JPEG",
+    ),
+    "imagenet": Source(
+        "ImageNet (ILSVRC-2012)",
+        "imagenet",
+        {"train": None, "val": None},
+        "https://image-net.org (after registration), laid out as {train,val}/<class>/*.JPEG",
+    ),
+}
+
+
+def data_root(root: Path | str | None = None) -> Path:
+    """The data folder: the one given, or else the one that $WHITENORM_DATA names."""
+    if root is None and not (root := os.environ.get("WHITENORM_DATA")):
+        raise DataError(
+            "no data folder is known: give one (--data DIR), or set the environment variable "
+            "WHITENORM_DATA to it"
+        )
+    return Path(root).expanduser()
+
+
+def source_of(name: str) -> Source:
+    """The row of that name."""
+    if name not in SOURCES:
+        raise ValueError(f"unknown data set {name!r}; there are {', '.join(SOURCES)}")
+    return SOURCES[name]
+
+
+def folder_of(name: str, root: Path | str | None) -> Path:
+    """Where the files of a data set are looked for."""
+    source = source_of(name)
+    if source.folder is None:
+        raise ValueError(f"data set {name!r} has no files: it is {source.where}")
+    return data_root(root) / source.folder
+
+
+def problem(path: Path, what: str, name: str) -> DataError:
+    """The error for a file: which, what is wrong with it, and where to get it."""
+    source = source_of(name)
+    hint = f", or fetch it with `whitenorm data --fetch {name}`" if source.may_fetch else ""
+    return DataError(f"{path}: {what}. {source.title} comes from {source.where}{hint}")
+
+
+def checked_file(name: str, file: str, root: Path | str | None) -> Path:
+    """The path of one of a data set's files, which is there and of the right size."""
+    path = folder_of(name, root) / file
+    if wrong := _wrong(path, SOURCES[name].files[file], checksum=False):
+        raise problem(path, wrong, name)
+    return path
+
+
+def _wrong(path: Path, expected: File | None, checksum: bool) -> str | None:
+    """What is wrong with a file, if anything."""
+    if expected is None:
+        return None if path.is_dir() else "no such folder"
+    if not path.is_file():
+        return "no such file"
+    size = path.stat().st_size
+    if expected.size is not None and size != expected.size:
+        kind = "truncated" if size < expected.size else "not the expected file"
+        return f"{kind}: {size} bytes where {expected.size} were expected"
+    if checksum and expected.md5 is not None and (found := _md5(path)) != expected.md5:
+        return f"corrupt: md5 {found} where {expected.md5} was expected"
+    return None
+
+
+def _md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def status(root: Path | str | None = None, *, checksum: bool = False) -> list[Status]:
+    """Which data sets are there, and where each is looked for.
+
+    Args:
+        root: The data folder; $WHITENORM_DATA by default.
+        checksum: Whether to compare the published md5 sums too, which reads every file.
+    """
+    try:
+        base = data_root(root)
+    except DataError:
+        base = Path("$WHITENORM_DATA")  # where they would be looked for, if it were set
+    rows = []
+    for name, source in SOURCES.items():
+        path: Path | None = None
+        missing: tuple[str, ...] = ()
+        state = "embedded"
+        if source.folder is not None:
+            path = base / source.folder
+            found = {f: _wrong(path / f, info, checksum) for f, info in source.files.items()}
+            missing = tuple(f"{file}: {what}" for file, what in found.items() if what)
+            if not missing:
+                state = "present"
+            elif any(what.startswith("corrupt") for what in found.values() if what):
+                state = "corrupt"
+            else:
+                state = "missing" if len(missing) == len(found) else "incomplete"
+        rows.append(
+            Status(name, source.title, state, path, missing, source.may_fetch, source.where)
+        )
+    return rows
+
+
+def fetch(name: str, root: Path | str | None = None, *, progressbar: Any = False) -> list[Path]:
+    """Downloads a data set into its place and checks it against the published md5 sums.
+
+    Files that are there and right are left alone. A download that fails or doesn't match leaves
+    nothing behind.
+
+    Args:
+        name: Key in ``SOURCES``.
+        root: The data folder; $WHITENORM_DATA by default.
+        progressbar: True, or an object, as :func:`pooch.retrieve` takes it.
+
+    Returns:
+        The paths of the data set's files.
+    """
+    source = source_of(name)
+    if source.folder is None:
+        return []
+    folder = folder_of(name, root)
+    if source.url is None:
+        raise DataError(f"{source.title} may not be fetched. It comes from {source.where}")
+    files = {file: info for file, info in source.files.items() if info is not None}
+    if wanted := [f for f, info in files.items() if _wrong(folder / f, info, checksum=True)]:
+        folder.mkdir(parents=True, exist_ok=True)
+        if source.md5 is None:
+            for file in wanted:
+                (folder / file).unlink(missing_ok=True)
+                _retrieve(source, source.url + file, files[file].md5, folder / file, progressbar)
+        else:
+            archive = folder / "download.tar.gz"
+            _retrieve(source, source.url, source.md5, archive, progressbar)
+            try:
+                _extract(source, archive, wanted)
+            finally:
+                archive.unlink()
+    return [folder / file for file in files]
+
+
+def _retrieve(source: Source, url: str, md5: str | None, path: Path, progressbar: Any) -> None:
+    import pooch  # type: ignore[import-untyped]  # here, so that reading data needs no pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        pooch.retrieve(url, f"md5:{md5}", path.name, path.parent, progressbar=progressbar)
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # requests' errors are OSErrors; a wrong hash a ValueError
+        path.unlink(missing_ok=True)
+        raise DataError(
+            f"{url} could not be fetched to {path}: {error}. {source.title} comes from "
+            f"{source.where}; put the files {', '.join(source.files)} into {path.parent}"
+        ) from error
+
+
+def _extract(source: Source, archive: Path, files: list[str]) -> None:
+    try:
+        with tarfile.open(archive) as tar:
+            for file in files:
+                stream = tar.extractfile(f"{source.folder}/{file}")
+                if stream is None:
+                    raise KeyError(f"{file} is not a regular file")
+                path = archive.parent / file
+                part = path.with_name(path.name + ".part")
+                part.write_bytes(stream.read())
+                part.replace(path)
+    except (tarfile.TarError, KeyError, EOFError, zlib.error) as error:
+        raise DataError(f"{source.url}: the archive is not as expected: {error}") from error
