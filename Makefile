@@ -3,26 +3,30 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-all lint format clean
 
-demo: $(VENV)/.installed  ## train a small network with BatchNorm and with DBN
-	$(BIN)/python examples/digits.py
+demo: $(VENV)/.lab  ## train a small network four ways and write demo/report.html
+	$(BIN)/whitenorm demo
 
 test: lint  ## lint, types, tests, doctests
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: lint  ## the tests that take minutes too
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed
+format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# One environment; the demo needs the laboratory only, the tests everything.
+$(VENV)/.lab $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@
 
 clean:

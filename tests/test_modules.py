@@ -234,6 +234,23 @@ def test_inference_follows_the_running_covariance_however_it_changed():
     torch.testing.assert_close(loaded(x), expected)
 
 
+def test_inference_follows_a_change_of_precision():
+    layer = DecorrelatedBatchNorm1d(4, running="covariance")
+    layer(correlated((32, 4), dtype=torch.float32))
+    layer.eval().double()
+    expected = whitenorm.whitening_matrix(layer.running_covariance, layer.eps)
+    torch.testing.assert_close(layer.inference_whitening, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_checkpoint_can_be_assigned_to_a_layer_built_on_meta():
+    x = correlated((32, 4), dtype=torch.float32)
+    layer = DecorrelatedBatchNorm1d(4, running="covariance")
+    layer(x)
+    other = DecorrelatedBatchNorm1d(4, device="meta", running="covariance").eval()
+    other.load_state_dict(layer.state_dict(), assign=True)
+    assert torch.equal(other(x), layer.eval()(x))
+
+
 def test_without_running_statistics_inference_uses_the_batch():
     layer = DecorrelatedBatchNorm1d(4, track_running_stats=False).double()
     assert set(layer.state_dict()) == {"weight", "bias"}

@@ -1,6 +1,8 @@
 """Normalization that whitens: Decorrelated Batch Normalization for PyTorch."""
 
+from whitenorm.convert import convert_batchnorm
 from whitenorm.distributed import synchronize
+from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
 from whitenorm.functional import decorrelated_batch_norm
 from whitenorm.modules import (
     DecorrelatedBatchNorm1d,
@@ -13,11 +15,16 @@ from whitenorm.whitening import whitening_matrix
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "ChannelAffine",
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNorm3d",
+    "FoldReport",
     "TranslatedReLU",
+    "convert_batchnorm",
     "decorrelated_batch_norm",
+    "fold",
+    "fold_weights",
     "synchronize",
     "whitening_matrix",
 ]

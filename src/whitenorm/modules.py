@@ -97,8 +97,9 @@ class _DecorrelatedBatchNorm(nn.Module):
     def reset_parameters(self) -> None:
         """Running statistics as before the first batch, scale 1, shift 0."""
         self.reset_running_stats()
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None:
             nn.init.ones_(self.weight)
+        if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def train(self, mode: bool = True) -> _DecorrelatedBatchNorm:
@@ -144,14 +145,27 @@ class _DecorrelatedBatchNorm(nn.Module):
         """Brings the inference matrix up to date with the running covariance."""
         self._stale = False
         if self.running == "covariance" and self.running_mean is not None:
-            covariance = self._running_matrix.to(algebra_dtype(self._running_matrix))
-            self.inference_whitening.copy_(
-                whitening_matrix(covariance, self.eps, self.whitening, self.iterations)
+            running = self._running_matrix
+            W = whitening_matrix(
+                running.to(algebra_dtype(running)), self.eps, self.whitening, self.iterations
             )
+            self.inference_whitening = W.to(running.dtype)
+
+    def _changed(self) -> None:
+        """The running covariance is another one: inference needs its matrix, at once or later."""
+        if self.training:
+            self._stale = True
+        else:
+            self._refresh()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._stale = True
+        self._changed()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> _DecorrelatedBatchNorm:
+        super()._apply(*args, **kwargs)
+        self._changed()
+        return self
 
     def _check_input(self, input: Tensor) -> None:
         if input.dim() not in self._ndims:
