@@ -3,6 +3,7 @@ r"""Whitening with the batch's own statistics, and the exact gradient through th
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -111,18 +112,23 @@ class _BatchWhitening(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, bias, ctx.options, ctx.count, *small = inputs
-        ctx.save_for_backward(x, weight, bias, *small)
+        method = WHITENINGS[ctx.options.whitening]
+        kept: list[Tensor | None] = []
+        for _, (shift, offset, S, W, *cache) in _blocks_of(x, ctx.options, small):
+            kept += [shift, offset, S if method.needs_S else None]
+            kept += [None if method.recover else W, *cache]
+        ctx.save_for_backward(x, weight, bias, *kept)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *small = ctx.saved_tensors
+        x, weight, bias, *kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         with no_autocast(g.device.type):
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 grads = _differentiable_backward(g, x, weight, bias, wanted, ctx.options)
             else:
-                grads = _backward(g, x, weight, bias, wanted, ctx.options, ctx.count, small)
-        return (*grads, None, None, *[None] * len(small))
+                grads = _backward(g, x, weight, bias, wanted, ctx.options, ctx.count, kept)
+        return (*grads, None, None, *[None] * len(kept))
 
 
 # apply() looks up the signature of forward at every call, which takes as long as an eigh.
@@ -134,8 +140,8 @@ _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def _blocks_of(
-    x: Tensor, options: Options, small: tuple[Tensor, ...] | list[Tensor]
-) -> list[tuple[slice, tuple[Tensor, ...]]]:
+    x: Tensor, options: Options, small: Sequence[Any]
+) -> list[tuple[slice, tuple[Any, ...]]]:
     """The channels of each block with its small tensors."""
     channels = [c for c, _, _ in blocks(x.shape[1], options.group_size)]
     each = len(small) // len(channels)
@@ -150,14 +156,16 @@ def _backward(
     wanted: tuple[bool, bool, bool],
     options: Options,
     count: float | Tensor,
-    small: list[Tensor],
+    kept: list[Any],
 ) -> _Gradients:
     """Gradients of input, weight and bias from s = sum g_i and A = sum g_i (x_i - mu)^T.
 
     dx_i = P^T g_i + (2/m) dS (x_i - mu) - P^T s / m
     """
-    rows = is_rows(x)
-    parts = _blocks_of(x, options, small)
+    rows, method = is_rows(x), WHITENINGS[options.whitening]
+    parts = _blocks_of(x, options, kept)
+    if method.recover is not None:
+        parts = [(c, (*p[:3], method.recover(*p[4:]), *p[4:])) for c, p in parts]
     views = _views(x, options.group_size, rows)
     gradients = _views(g, options.group_size, rows)
     totals, outers = [], []
@@ -169,7 +177,7 @@ def _backward(
         outers.append(A - s * offset.mT)
     dweight = dbias = None
     if weight is not None:
-        products = [(A * small[3]).sum(-1) for A, (_, small) in zip(outers, parts, strict=True)]
+        products = [(A * part[3]).sum(-1) for A, (_, part) in zip(outers, parts, strict=True)]
         dweight = torch.cat([product.flatten() for product in products]).to(weight.dtype)
     if bias is not None:
         dbias = torch.cat([s.flatten() for s in totals]).to(bias.dtype)
@@ -178,12 +186,12 @@ def _backward(
 
     if options.process_group is not None:
         add_up(totals + outers, options.process_group)
-    dx, vjp = empty(x), WHITENINGS[options.whitening].vjp
+    dx = empty(x)
     for (channels, (shift, offset, S, W, *cache)), view, gradient, s, A in zip(
         parts, views, gradients, totals, outers, strict=True
     ):
         P, dW = scaled(W, weight, channels), scaled(A, weight, channels)
-        Q = vjp(S, W, tuple(cache), dW, options.iterations) * (2 / count)
+        Q = method.vjp(S, W, tuple(cache), dW, options.iterations) * (2 / count)
         constant = -Q @ offset - P.mT @ s / count
         out = samples(dx[:, channels], W.shape[-1], rows)
         affine(out, constant, Term(P.mT, gradient), Term(Q, view, shift))

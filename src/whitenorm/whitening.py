@@ -65,10 +65,14 @@ class Whitening(NamedTuple):
             below ``eps`` but for rounding.
         vjp: ``vjp(S, W, cache, dW, iterations) -> dS``, in differentiable operations on ``S``,
             ``W`` and ``dW`` so that it can be differentiated again.
+        recover: ``recover(*cache) -> W``, if that is cheaper than keeping W too.
+        needs_S: Whether ``vjp`` looks at the values of ``S``.
     """
 
     matrix: Callable[[Tensor, float, int], tuple[Tensor, ...]]
     vjp: Callable[[Tensor, Tensor, tuple[Tensor, ...], Tensor, int], Tensor]
+    recover: Callable[..., Tensor] | None = None
+    needs_S: bool = False
 
 
 def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, ...]:
@@ -108,7 +112,11 @@ def _symmetric(a: Tensor) -> Tensor:
 def _zca(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
     eigenvalues, D = torch.linalg.eigh(S)
     root = eigenvalues.clamp(min=eps).sqrt()  # the clamp removes rounding, nothing else
-    return (D / root.unsqueeze(-2)) @ D.mT, root, D
+    return _zca_recover(root, D), root, D
+
+
+def _zca_recover(root: Tensor, D: Tensor) -> Tensor:
+    return (D / root.unsqueeze(-2)) @ D.mT
 
 
 def _zca_vjp(
@@ -224,8 +232,8 @@ def _newton_vjp(
 
 
 WHITENINGS = {
-    "zca": Whitening(_zca, _zca_vjp),
+    "zca": Whitening(_zca, _zca_vjp, recover=_zca_recover),
     "pca": Whitening(_pca, _pca_vjp),
     "cholesky": Whitening(_cholesky, _cholesky_vjp),
-    "newton": Whitening(_newton, _newton_vjp),
+    "newton": Whitening(_newton, _newton_vjp, needs_S=True),
 }
