@@ -9,7 +9,7 @@ demo: $(VENV)/.lab  ## train a small network four ways and write demo/report.htm
 	$(BIN)/whitenorm demo
 
 test: lint  ## lint, types, tests, doctests
-	$(BIN)/python -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-all: lint  ## the tests that take minutes too
 	$(BIN)/python -m pytest

@@ -1,0 +1,134 @@
+r"""What a measurement was made on, and whether it had the machine for itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whitenorm.lab.bench.timing import spread
+from whitenorm.lab.records import environment
+
+__all__ = ["Watch", "calibration", "describe", "disturbances"]
+
+OTHERS = 0.1  # cores: more than this, and a core was not ours alone
+SPREAD = 0.1  # of a loop that always does the same
+LOAD = 0.5  # processes, where nothing better is known
+ROOT = Path(__file__).parents[4]
+
+
+def describe() -> dict[str, Any]:
+    """Versions, processor, threads, revision of the source and time."""
+    return {
+        **environment(),
+        "revision": revision(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def revision() -> str | None:
+    """Of the source tree, with "+" if it was changed since; None if it isn't a clone."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+class Watch:
+    """How much of the processor others used, from its making to :meth:`stop`.
+
+    Counts the cores that this process may use. Where the system doesn't tell, ``others`` and
+    ``stolen`` (by the host of a virtual machine) are None.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._busy = _busy_seconds()
+        self._own = sum(os.times()[:4])
+
+    def stop(self) -> dict[str, float | None]:
+        """Seconds that passed, and the cores that others had on average."""
+        seconds = time.perf_counter() - self._start
+        own, busy = sum(os.times()[:4]) - self._own, _busy_seconds()
+        others = stolen = None
+        if busy is not None and self._busy is not None:
+            others = max(busy[0] - self._busy[0] - own, 0.0) / seconds
+            stolen = (busy[1] - self._busy[1]) / seconds
+        return {"seconds": seconds, "others": others, "stolen": stolen}
+
+
+def _busy_seconds() -> tuple[float, float] | None:
+    """Seconds that our cores were in use, and those that a hypervisor took, since the start."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    except (OSError, AttributeError):
+        return None
+    busy = stolen = 0
+    for name, *ticks in (line.split() for line in lines if line.startswith("cpu")):
+        if name in ours:
+            user, nice, system, _idle, _wait, irq, softirq, steal, *_ = map(int, ticks)
+            busy += user + nice + system + irq + softirq
+            stolen += steal
+    tick = os.sysconf("SC_CLK_TCK")
+    return busy / tick, stolen / tick
+
+
+def calibration(rounds: int = 60) -> dict[str, float]:
+    """A loop that does the same 60 times: median seconds, and how far the ninth decile is off."""
+    x, y = torch.randn(192, 192), torch.randn(2**18)
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(8):
+            x @ x
+            y.mul(2.0)
+        times.append(time.perf_counter() - start)
+    times = sorted(times[rounds // 6 :])
+    middle = spread(times)["median"]
+    return {"median": middle, "spread": times[len(times) * 9 // 10] / middle - 1}
+
+
+def disturbances(
+    watches: dict[str, dict[str, float | None]],
+    calibrations: Sequence[dict[str, float]],
+    load: Sequence[float],
+) -> list[str]:
+    """Why the machine can't have been idle, in words; empty if it may have been.
+
+    Args:
+        watches: What :meth:`Watch.stop` gave for each case.
+        calibrations: From before and after.
+        load: The load average over a minute, before and after.
+    """
+    reasons = []
+    for key, words in (("others", "other processes used"), ("stolen", "the host took")):
+        found = {name: watch[key] or 0.0 for name, watch in watches.items()}
+        bad = [name for name, cores in found.items() if cores > OTHERS]
+        if bad:
+            worst = max(bad, key=lambda name: found[name])
+            reasons.append(
+                f"{words} more than {OTHERS} cores in {len(bad)} of {len(found)} cases "
+                f"({found[worst]:.2f} in {worst!r})"
+            )
+    unknown = any(watch["others"] is None for watch in watches.values())
+    if unknown and load[0] > LOAD:
+        reasons.append(f"the load average was {load[0]:.2f} at the start, above {LOAD}")
+    for when, result in zip(("before", "after"), calibrations, strict=False):
+        if result["spread"] > SPREAD:
+            reasons.append(
+                f"a loop that always does the same varied by {result['spread']:.0%} {when} the "
+                f"measurements, more than {SPREAD:.0%}"
+            )
+    if len(calibrations) == 2:
+        drift = calibrations[1]["median"] / calibrations[0]["median"] - 1
+        if abs(drift) > SPREAD:
+            reasons.append(f"the same loop changed its speed by {drift:+.0%} during the run")
+    return reasons

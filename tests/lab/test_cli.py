@@ -1,0 +1,208 @@
+"""The command line: what it says, how it ends, and that it goes on where it was."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tiny_study import comparables, tiny_study
+from typer.testing import CliRunner
+
+from whitenorm.lab import studies
+from whitenorm.lab.cli import app
+from whitenorm.lab.records import RecordFile
+
+SOURCE = Path(__file__).parents[2] / "src"
+COMMANDS = ["demo", "studies", "run", "report", "train", "data"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(studies.STUDIES, "tiny", tiny_study(epochs=1))
+
+
+@contextmanager
+def started(*arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "whitenorm.lab", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# --- what it says -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert re.search(rf"Examples?:.*whitenorm {command}", plain(result.output), re.S)
+
+
+def test_the_commands_are_listed():
+    output = plain(invoke("--help").output)
+    for command in COMMANDS:
+        assert re.search(rf"^\W*{command} ", output, re.M)
+
+
+def test_studies_are_listed_with_their_runs_and_data(tmp_path):
+    output = plain(invoke("studies", "--data", tmp_path).output)
+    for name, study in studies.STUDIES.items():
+        assert f"{name:8}{study.reference}: {study.title}" in output
+        for scale, plan in study.scales.items():
+            assert re.search(rf"{scale} +{plan.count()} runs +{re.escape(plan.duration)}", output)
+    assert "mnist (missing)" in output
+    assert "digits (missing)" not in output
+
+
+def test_data_is_listed_with_where_it_is_looked_for(tmp_path):
+    output = plain(invoke("data", "--data", tmp_path).output)
+    assert "digits            embedded" in output
+    assert f"looked for at {tmp_path / 'mnist'}" in output
+    assert "whitenorm data --fetch mnist" in output
+    assert "whitenorm data --fetch yaleb" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "fig9"], "unknown study 'fig9'; there are fig2,"),
+        (["run", "fig3", "--scale", "tiny"], "has no scale 'tiny'; it has small, paper"),
+        (["run", "demo", "--executor", "slurm"], "unknown executor 'slurm'; there are in-process"),
+        (["run", "demo", "--executor", "in-process", "-j", "2"], "does one run at a time"),
+        (["run", "demo", "--device", "tpu9"], "unknown device 'tpu9'"),
+        (["report", "nowhere"], "no records in nowhere"),
+        (["train", "--model", "mpl"], "unknown model 'mpl'; there are mlp"),
+        (["train", "--norm", "dbm"], "unknown method 'dbm'; there are plain"),
+        (["train", "--set", "depth"], "--set takes PATH=VALUE, e.g. model.depth=20, got 'depth'"),
+        (["train", "--epochs", "1", "--iterations", "1"], "give either epochs or iterations"),
+        (["data", "--fetch", "pie"], "may not be fetched"),
+    ],
+)
+def test_errors_say_what_was_given_and_what_there_is(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHITENORM_DATA", str(tmp_path))
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert message in plain(result.output).replace("\n", " ")
+
+
+# --- what it does -------------------------------------------------------------------------------
+
+
+def test_a_study_is_run_reported_and_not_run_again(tiny, tmp_path):
+    result = invoke("run", "tiny", "--out", tmp_path, "--seeds", 2, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    output = plain(result.output)
+    assert "A tiny study (no figure, scale small): 9 runs, 1 at a time, in-process" in output
+    assert re.search(r"digits · BN · lr 0.5 · seed 0  training loss [\d.]+, test error", output)
+    assert re.search(r"BN +│ lr 0.5 │ 2 │ +[\d.]+ ± [\d.]+", output)
+    assert f"Report: {tmp_path / 'report.html'}" in output
+    again = plain(invoke("run", "tiny", "--out", tmp_path, "--seeds", 2, "--jobs", 1).output)
+    assert "grid search: 6 of 6 runs are recorded already" in again
+    assert "seed 0  training loss" not in again
+    (tmp_path / "report.html").unlink()
+    assert invoke("report", tmp_path).exit_code == 0
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_dry_run_records_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke("run", "tiny", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"digits │ DBN +│ +1,242 │ +[\d.]+ │", plain(result.output))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_study_ends_with_an_error(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("whitenorm.lab.execution.load", lambda *_: 1 / 0)
+    result = invoke("run", "tiny", "--out", tmp_path, "--jobs", 1)
+    assert result.exit_code == 1
+    assert len(list((tmp_path / "failures").iterdir())) == 6
+
+
+def test_one_configuration_is_trained_and_reported(tmp_path):
+    common = ["train", "--epochs", 2, "--out", tmp_path, "--threads", 1]
+    first = invoke(*common, "--norm", "dbn", "--set", "method.group_size=4")
+    assert first.exit_code == 0, first.output
+    assert "finished: " in plain(first.output)
+    second = invoke(*common, "--norm", "bn", "--lr", 0.5, "--precision", "bf16")
+    assert second.exit_code == 0, second.output
+    assert (
+        "Trained already"
+        in invoke(*common, "--norm", "dbn", "--set", "method.group_size=4").output
+    )
+    records = RecordFile.of(tmp_path, "train", "single").read()
+    assert sorted(r.run.method["name"] for r in records.values()) == ["bn", "dbn"]
+    assert invoke("report", tmp_path).exit_code == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "mlp, dbn, lr 0.1" in page
+    assert "mlp, bn, lr 0.5" in page
+
+
+def test_ctrl_c_keeps_what_a_study_has(tmp_path):
+    file = RecordFile.of(tmp_path, "demo", "small")
+    deadline = time.monotonic() + 120
+    with started("run", "demo", "--out", tmp_path, "--jobs", 2) as process:
+        while len(file.read()) < 3:
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    kept = file.read()
+    assert len(kept) >= 3
+    assert f"Stopped: {len(kept)} runs are recorded in {file.path}" in output
+    assert "the same command goes on from there" in output
+    assert "Traceback" not in output
+    for line in file.path.read_text().splitlines():
+        json.loads(line)
+
+
+def test_ctrl_c_keeps_a_checkpoint_of_a_training(tmp_path):
+    options = ["train", "--norm", "dbn", "--epochs", 80, "--seed", 5, "--threads", 1]
+    with started(*options, "--out", tmp_path / "stopped") as process:
+        for line in process.stdout:
+            if line.startswith("epoch"):
+                break
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert re.search(r"Stopped: stopped after \d+ of 880 updates; the state is in", output)
+    (checkpoint,) = (tmp_path / "stopped" / "checkpoints").iterdir()
+    assert checkpoint.stat().st_size > 1000
+    refused = invoke(*options, "--out", tmp_path / "stopped")
+    assert refused.exit_code == 1
+    assert "give --resume to go on from it" in plain(refused.output).replace("\n", " ")
+    resumed = invoke(*options, "--out", tmp_path / "stopped", "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    straight = invoke(*options, "--out", tmp_path / "straight")
+    assert straight.exit_code == 0, straight.output
+    ends = [
+        RecordFile.of(tmp_path / name, "train", "single").read()
+        for name in ("stopped", "straight")
+    ]
+    assert comparables(ends[0]) == comparables(ends[1])

@@ -1,0 +1,65 @@
+"""A study that takes seconds, and a process that runs it and may be killed."""
+
+import json
+import sys
+from pathlib import Path
+
+from whitenorm.lab.claims import final, lower
+from whitenorm.lab.execution import run_study
+from whitenorm.lab.runs import Run
+from whitenorm.lab.study import Claim, Curve, Panel, PaperNumber, Scale, Study, View
+
+BASE = Run(
+    {"name": "digits"},
+    {"name": "mlp", "hidden": [16]},
+    {"name": "plain"},
+    batch_size=64,
+    epochs=4,
+    subset={"train": 512, "test": 128},
+)
+EPOCHS = 30  # of the process that is to be killed
+GRID = {"optimiser.lr": (0.05, 0.5)}
+
+
+def tiny_study(probes=None, **changes):
+    base = BASE.changed({**changes, "probes": probes or {}})
+    methods = {"plain": {"name": "plain"}, "BN": {"name": "bn"}, "DBN": {"name": "dbn"}}
+    curves = tuple(Curve(k, base.changed({"method": m}), GRID) for k, m in methods.items())
+    return Study(
+        name="tiny",
+        title="A tiny study",
+        reference="no figure",
+        question="Does it run?",
+        scales={"small": Scale((Panel("digits", curves),), seeds=3, duration="seconds")},
+        views=(View("loss", "Training loss", log="y"),),
+        claims=(
+            Claim("BN beats plain.", "its loss is", lower(final("train_loss"), [("BN", "plain")])),
+        ),
+        paper=(PaperNumber("digits", "BN", "test_error", 1.25, 0.5),),
+    )
+
+
+def comparable(record):
+    """A record without what differs from one execution to the next: times and machine."""
+    values = json.loads(record.to_json())
+    for key in ("environment", "started"):
+        values.pop(key)
+    for part in (values["final"], values["history"]):
+        for key in [key for key in part if key.startswith("seconds")]:
+            part.pop(key)
+    return values
+
+
+def comparables(records):
+    return {key: comparable(record) for key, record in records.items()}
+
+
+if __name__ == "__main__":
+    run_study(
+        tiny_study(epochs=EPOCHS),
+        "small",
+        Path(sys.argv[1]),
+        executor="processes",
+        workers=2,
+        checkpoint_every=0.05,
+    )
