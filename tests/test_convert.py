@@ -264,7 +264,6 @@ def test_a_checkpoint_of_a_converted_model_loads_into_another():
         (lambda name, module: module.num_features < 10, ["body.1", "head.1"]),
         (lambda name, module: name.startswith("stem"), ["stem.1"]),
     ],
-    ids=str,
 )
 def test_where_chooses_the_layers(where, names, caplog):
     with caplog.at_level(logging.INFO, "whitenorm"):
