@@ -17,7 +17,6 @@ from whitenorm.passes import (
     algebra_dtype,
     blocks,
     empty,
-    is_rows,
     no_autocast,
     restored,
     samples,
@@ -32,8 +31,9 @@ __all__ = ["Options", "Statistics", "whiten_batch"]
 
 
 class Options(NamedTuple):
-    """What whitening is done, and over which replicas."""
+    """What whitening is done, in which memory format, and over which replicas."""
 
+    rows: bool
     eps: float
     group_size: int
     whitening: str
@@ -57,7 +57,7 @@ def whiten_batch(
     with torch.no_grad():
         own = x.numel() / x.shape[1]
         shifts, means, moments = [], [], []
-        for view in _views(x, options.group_size, is_rows(x)):
+        for view in _views(x, options):
             shift = some_mean(view)
             total, outer = sums(view, shift, algebra_dtype(x))
             offset = total / max(own, 1)
@@ -78,8 +78,9 @@ def whiten_batch(
     return cast(Tensor, y), statistics
 
 
-def _views(x: Tensor, group_size: int, rows: bool) -> list[Tensor]:
-    return [samples(x[:, c], size, rows) for c, _, size in blocks(x.shape[1], group_size)]
+def _views(x: Tensor, options: Options) -> list[Tensor]:
+    parts = blocks(x.shape[1], options.group_size)
+    return [samples(x[:, channels], size, options.rows) for channels, _, size in parts]
 
 
 class _BatchWhitening(Function):
@@ -98,7 +99,7 @@ class _BatchWhitening(Function):
         count: float | Tensor,
         *small: Tensor,
     ) -> Tensor:
-        y, rows = empty(x), is_rows(x)
+        y, rows = empty(x, options.rows), options.rows
         for channels, (shift, offset, _, W, *_) in _blocks_of(x, options, small):
             P = scaled(W, weight, channels)
             constant = -P @ offset
@@ -162,12 +163,11 @@ def _backward(
 
     dx_i = P^T g_i + (2/m) dS (x_i - mu) - P^T s / m
     """
-    rows, method = is_rows(x), WHITENINGS[options.whitening]
+    method = WHITENINGS[options.whitening]
     parts = _blocks_of(x, options, kept)
     if method.recover is not None:
         parts = [(c, (*p[:3], method.recover(*p[4:]), *p[4:])) for c, p in parts]
-    views = _views(x, options.group_size, rows)
-    gradients = _views(g, options.group_size, rows)
+    views, gradients = _views(x, options), _views(g, options)
     totals, outers = [], []
     for (_, (shift, offset, _, W, *_)), view, gradient in zip(
         parts, views, gradients, strict=True
@@ -186,14 +186,14 @@ def _backward(
 
     if options.process_group is not None:
         add_up(totals + outers, options.process_group)
-    dx = empty(x)
+    dx = empty(x, options.rows)
     for (channels, (shift, offset, S, W, *cache)), view, gradient, s, A in zip(
         parts, views, gradients, totals, outers, strict=True
     ):
         P, dW = scaled(W, weight, channels), scaled(A, weight, channels)
         Q = method.vjp(S, W, tuple(cache), dW, options.iterations) * (2 / count)
         constant = -Q @ offset - P.mT @ s / count
-        out = samples(dx[:, channels], W.shape[-1], rows)
+        out = samples(dx[:, channels], W.shape[-1], options.rows)
         affine(out, constant, Term(P.mT, gradient), Term(Q, view, shift))
     return dx, dweight, dbias
 
@@ -215,7 +215,7 @@ def _differentiable_backward(
     outputs = []
     for channels, _, size in blocks(x.shape[1], options.group_size):
         part = x[:, channels]
-        view = samples(part, size).to(work_dtype(x))
+        view = samples(part, size, options.rows).to(work_dtype(x))
         centred = view - view.mean((0, -1), keepdim=True)
         outer = (centred @ centred.mT).sum(0, dtype=algebra_dtype(x))
         covariance = outer / (view.shape[0] * view.shape[-1])
@@ -223,7 +223,7 @@ def _differentiable_backward(
         y = scaled(W, weight, channels).to(view.dtype) @ centred
         if bias is not None:
             y = y + bias[channels].view(-1, size, 1)
-        outputs.append(restored(y, part))
+        outputs.append(restored(y, part, options.rows))
     inputs = [t for t, want in zip((x, weight, bias), wanted, strict=True) if want]
     y = torch.cat(outputs, 1).to(g.dtype)
     grads = iter(torch.autograd.grad(y, cast(list[Tensor], inputs), g, create_graph=True))

@@ -12,6 +12,7 @@ from whitenorm.distributed import ProcessGroup
 from whitenorm.passes import (
     algebra_dtype,
     blocks,
+    is_rows,
     no_autocast,
     restored,
     samples,
@@ -85,7 +86,8 @@ def decorrelated_batch_norm(
 
     with no_autocast(input.device.type):
         if training:
-            options = Options(eps, group_size, whitening, iterations, process_group)
+            rows = is_rows(input)
+            options = Options(rows, eps, group_size, whitening, iterations, process_group)
             output, statistics = whiten_batch(input, weight, bias, options)
             if running_mean is not None and (input.numel() > 0 or process_group is not None):
                 means = [s.mean for s in statistics]
@@ -113,10 +115,11 @@ def _affine(x: Tensor, mean: Tensor, P: Tensor, bias: Tensor | None) -> Tensor:
     """P (x - mean) + bias in differentiable operations."""
     work, size = work_dtype(x), P.shape[-1]
     centred = x.to(work) - mean.to(work).view(-1, *[1] * (x.dim() - 2))
-    y = P.to(work) @ samples(centred, size)
+    rows = is_rows(centred)
+    y = P.to(work) @ samples(centred, size, rows)
     if bias is not None:
         y = y + bias.to(work).view(-1, size, 1)
-    return restored(y, centred).to(x.dtype)
+    return restored(y, centred, rows).to(x.dtype)
 
 
 @torch.no_grad()

@@ -58,24 +58,23 @@ def is_rows(x: Tensor) -> bool:
     return x.stride(1) == 1
 
 
-def samples(x: Tensor, size: int, rows: bool | None = None) -> Tensor:
+def samples(x: Tensor, size: int, rows: bool) -> Tensor:
     """x as [B, G, k, L]; a view wherever the memory format allows one."""
     n, channels = x.shape[:2]
-    rows = is_rows(x) if rows is None else rows
     x = x.movedim(1, -1) if rows else x
-    if x.stride(-1) != 1:
+    if not torch.compiler.is_compiling() and x.stride(-1) != 1:
         x = x.contiguous()
     if rows:
         return x.reshape(1, -1, channels // size, size).permute(0, 2, 3, 1)
     return x.reshape(n, channels // size, size, x.shape[2:].numel())
 
 
-def restored(view: Tensor, like: Tensor) -> Tensor:
-    """The inverse of ``samples(like, size)``, in differentiable operations."""
-    if is_rows(like):
+def restored(view: Tensor, like: Tensor, rows: bool) -> Tensor:
+    """The inverse of ``samples(like, size, rows)``, in differentiable operations."""
+    if rows:
         n, channels, *positions = like.shape
-        rows = view.permute(0, 3, 1, 2).reshape(n, *positions, channels)
-        return rows.contiguous().movedim(-1, 1)
+        flat = view.permute(0, 3, 1, 2).reshape(n, *positions, channels)
+        return flat.contiguous().movedim(-1, 1)
     return view.reshape(like.shape)
 
 
@@ -179,12 +178,12 @@ def _add(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.stack(tensors).sum(0)
 
 
-def empty(like: Tensor) -> Tensor:
-    """An uninitialised tensor as ``like``, channels last in memory if that is, else contiguous.
+def empty(like: Tensor, rows: bool) -> Tensor:
+    """An uninitialised tensor as ``like``, with the channels last in memory if it is of rows.
 
     It is no view, so that what is written into it may be modified in place by who comes next.
     """
-    if not is_rows(like):
+    if not rows:
         return like.new_empty(like.shape)
     _, channels, *positions = like.shape
     strides: list[int] = []
@@ -216,7 +215,7 @@ def algebra_dtype(x: Tensor) -> torch.dtype:
 
 def no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
     """Turns autocast off where it is on; elsewhere it leaves no trace in exported graphs."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
 

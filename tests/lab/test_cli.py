@@ -14,16 +14,21 @@ import pytest
 from tiny_study import comparables, tiny_study
 from typer.testing import CliRunner
 
-from whitenorm.lab import studies
-from whitenorm.lab.cli import app
+from whitenorm.lab import cli, studies
 from whitenorm.lab.records import RecordFile
 
 SOURCE = Path(__file__).parents[2] / "src"
-COMMANDS = ["demo", "studies", "run", "report", "train", "data"]
+COMMANDS = ["demo", "studies", "run", "report", "train", "data", "bench"]
+
+
+@pytest.fixture(autouse=True)
+def _wide_lines(monkeypatch):
+    for console in (cli.console, cli.errors):
+        monkeypatch.setattr(console, "_width", 200)
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "200"})
 
 
 def plain(text):
@@ -43,6 +48,8 @@ def started(*arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A shell may have started us in the background, where Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         yield process

@@ -90,7 +90,7 @@ FIG6 = Study(
                 **{"model.width": 8},
             ),
             seeds=3,
-            duration="8 min on 2 cores",
+            duration="4 min on 2 cores",
             reduced="an eighth of the width (8 to 64 channels); 4,000 training and 2,000 test "
             "images; batches of 128; 5 instead of 80 epochs; a grid of 3 learning rates, halved "
             "every 60 updates; 500 examples held out for the choice; 3 instead of 5 seeds",
@@ -200,7 +200,7 @@ FIG7 = Study(
                 },
             ),
             seeds=3,
-            duration="8 min on 2 cores",
+            duration="4 min on 2 cores",
             reduced="depths 8, 14, 20 instead of 20, 32, 44; a third of the width; images of "
             "16x16, 4,000 to train on and 2,000 to test on; 10 instead of 160 and 200 epochs; 3 "
             "seeds",
@@ -286,7 +286,7 @@ TABLE1 = Study(
                 **{"dataset.size": 16},
             ),
             seeds=3,
-            duration="7 min on 2 cores",
+            duration="4 min on 2 cores",
             reduced="Res-8 and Res-14; images of 16x16, 4,000 to train on and 2,000 to test on; "
             "12 instead of 160 epochs; 3 instead of 5 seeds",
         ),

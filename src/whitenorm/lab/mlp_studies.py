@@ -142,11 +142,11 @@ FIG3 = Study(
         "small": Scale(
             _fig3(_FIG3_LAYERS, iterations=200, subset={"train": 5000, "test": 2000}),
             seeds=3,
-            duration="4 min on 2 cores",
+            duration="3 min on 2 cores",
             reduced="5,000 instead of 50,000 examples in the (full) batch; 200 instead of 1000 "
             "updates; 3 instead of 5 seeds",
         ),
-        "paper": Scale(_fig3(_FIG3_LAYERS), seeds=5, duration="8 h on 2 cores"),
+        "paper": Scale(_fig3(_FIG3_LAYERS), seeds=5, duration="3 h on 2 cores, estimated"),
     },
     views=(View("loss", "Training loss", x="iteration", log="y"),),
     claims=(
@@ -232,11 +232,11 @@ FIG4 = Study(
                 probes={"fisher": {"every": 50, "samples": 2000}},
             ),
             seeds=3,
-            duration="6 min on 2 cores",
+            duration="5 min on 2 cores",
             reduced="300 instead of 3000 updates; a grid of 3 learning rates, and for NNN 2 eps "
             "and 1 interval; Fisher matrix every 50 updates; 3 instead of 5 seeds",
         ),
-        "paper": Scale(_fig4(_RATES, _NNN), seeds=5, duration="7 h on 2 cores"),
+        "paper": Scale(_fig4(_RATES, _NNN), seeds=5, duration="4 h on 2 cores, estimated"),
     },
     views=(
         View(
@@ -332,11 +332,11 @@ FIG5 = Study(
         "small": Scale(
             _fig5((0.1, 0.5, 2), {"method.eps": (0.1, 1), "method.interval": (50,)}, epochs=15),
             seeds=3,
-            duration="4 min on 2 cores",
+            duration="5 min on 2 cores",
             reduced="15 instead of 100 epochs; a grid of 3 learning rates, and for NNN 2 eps and "
             "1 interval; 3 instead of 5 seeds",
         ),
-        "paper": Scale(_fig5(_RATES, _NNN), seeds=5, duration="3 h on 2 cores"),
+        "paper": Scale(_fig5(_RATES, _NNN), seeds=5, duration="1 h on 2 cores, estimated"),
     },
     views=(
         View("groups", "Training loss by group size", x="epoch", log="y", panels=("group size",)),

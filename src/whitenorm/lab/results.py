@@ -82,6 +82,8 @@ class Results:
         self.scale_name = scale
         self.scale = study.scale(scale)
         self.all = dict(records)
+        # Curves aren't hashable; kept beside its choice, none gives its place to another.
+        self._choices: dict[int, tuple[Curve, Choice]] = {}
 
     @cached_property
     def _seeds(self) -> dict[str, list[Record]]:
@@ -105,7 +107,10 @@ class Results:
 
     def choice(self, curve: Curve) -> Choice:
         """What the curve's grid has told."""
-        return curve.choose(self.scale.selection, self.all)
+        if id(curve) not in self._choices:
+            choice = curve.choose(self.scale.selection, self.all)
+            self._choices[id(curve)] = curve, choice
+        return self._choices[id(curve)][1]
 
     def records(self, curve: Curve) -> list[Record]:
         """The curve's runs that are drawn, by seed."""
