@@ -371,7 +371,7 @@ TABLE2 = Study(
                 **{"dataset.size": 16},
             ),
             seeds=3,
-            duration="6 min on 2 cores, a data set",
+            duration="3 min on 2 cores, a data set",
             reduced="WRN-10-1 and WRN-16-1; images of 16x16, 4,000 to train on and 2,000 to test "
             "on; 12 instead of 200 epochs; 3 instead of 5 seeds",
         ),
