@@ -35,7 +35,9 @@ __all__ = [
     "work_dtype",
 ]
 
-PIECE = 2**17  # elements; two or three such pieces fit in the second-level cache
+PIECE = (
+    2**18
+)  # elements; by measurement: large enough for two cores, small enough for their caches
 SMALL_MAP = 64  # positions below which the maps of several images are better multiplied together
 ROWS = 2**10  # rows at most in a piece: float32 adds these up before float64 takes over
 
@@ -121,9 +123,14 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
         if matrices[0].shape[0] < count:  # the first piece is the largest
             matrices = [matrix.repeat(count // groups, 1, 1) for matrix in matrices]
         pairs = [(m[:count], t) for m, t in zip(matrices, gathered, strict=True)]
-        if piece.dtype == work and _is_rows(piece):  # multiply from the other side
-            _multiply([(t.mT, m.mT) for m, t in pairs], out=piece[0].mT)
-            piece += constant
+        if _is_rows(piece):  # multiply from the other side, and add row by row
+            pairs = [(t.mT, m.mT) for m, t in pairs]
+            lines = piece[0].permute(2, 0, 1)
+            if piece.dtype == work and len(lines) == ROWS:
+                _multiply(pairs, out=lines.transpose(0, 1))
+            else:  # few rows: writing them where they belong costs more than moving them there
+                lines.copy_(_multiply(pairs).transpose(0, 1))
+            lines += constant.permute(2, 0, 1)
         elif piece.dtype == work and piece.is_contiguous() and count != groups:
             _multiply(pairs, out=piece.view(gathered[0].shape))
             piece += constant
@@ -139,6 +146,8 @@ def _gather(piece: Tensor, shift: Tensor | None) -> Tensor:
     """piece - shift as [b, k, m]: b = G for rows and small maps, b = B * G for other maps."""
     n, groups, size, count = piece.shape
     work = work_dtype(piece)
+    if shift is not None and _is_rows(piece):  # row by row
+        return (piece[0].permute(2, 0, 1) - shift.permute(2, 0, 1)).permute(1, 2, 0)
     if n == 1 or count >= SMALL_MAP or torch.compiler.is_compiling():
         t = piece.to(work) if shift is None else piece - shift
         return t[0] if n == 1 else t.reshape(n * groups, size, count)
