@@ -35,9 +35,8 @@ __all__ = [
     "work_dtype",
 ]
 
-PIECE = (
-    2**18
-)  # elements; by measurement: large enough for two cores, small enough for their caches
+# Elements; by measurement, large enough for two cores and small enough for their caches.
+PIECE = 2**18
 SMALL_MAP = 64  # positions below which the maps of several images are better multiplied together
 ROWS = 2**10  # rows at most in a piece: float32 adds these up before float64 takes over
 
