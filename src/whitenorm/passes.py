@@ -240,4 +240,6 @@ def _pieces(*views: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if first.device.type == "cpu" and not torch.compiler.is_compiling():
         step = max(PIECE * step // max(first.numel(), 1), 1)
         step = max(min(step, ROWS), ROWS // 4) if dim == -1 else step
+    if step >= first.shape[dim]:
+        return iter([views])
     return zip(*(torch.split(view, step, dim) for view in views), strict=True)
