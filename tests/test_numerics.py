@@ -139,9 +139,12 @@ def test_a_batch_with_nan_or_inf_spoils_only_its_groups(whitening, bad, running)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_half_precision_has_float32_statistics_and_its_own_dtype(dtype, training):
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_half_precision_has_float32_statistics_and_its_own_dtype(dtype, training, memory_format):
     layer = DecorrelatedBatchNorm2d(32)
-    x = correlated((16, 32, 8, 8)).to(dtype)
+    with torch.no_grad():
+        layer.bias.fill_(5.0)  # so that rounding before it is added would show
+    x = correlated((16, 32, 8, 8)).to(dtype).contiguous(memory_format=memory_format)
     layer(x.float())
     layer.train(training)
     dy = correlated(x.shape, 1).to(dtype)
@@ -153,9 +156,8 @@ def test_half_precision_has_float32_statistics_and_its_own_dtype(dtype, training
     expected.backward(dy.float())
     assert half.grad.dtype == dtype
     # Not more than the rounding of the result itself: the inside is float32.
-    assert (
-        torch.equal(y, expected.to(dtype)) or worst_channel(y, expected) <= torch.finfo(dtype).eps
-    )
+    assert (y != expected.to(dtype)).float().mean() <= 1e-3
+    assert worst_channel(y, expected) <= torch.finfo(dtype).eps
     assert worst_channel(half.grad, single.grad) <= torch.finfo(dtype).eps
 
 

@@ -127,9 +127,10 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
             lines = piece[0].permute(2, 0, 1)
             if piece.dtype == work and len(lines) == ROWS:
                 _multiply(pairs, out=lines.transpose(0, 1))
+                lines += constant.permute(2, 0, 1)
             else:  # few rows: writing them where they belong costs more than moving them there
-                lines.copy_(_multiply(pairs).transpose(0, 1))
-            lines += constant.permute(2, 0, 1)
+                result = _multiply(pairs).transpose(0, 1)
+                torch.add(result, constant.permute(2, 0, 1), out=lines)
         elif piece.dtype == work and piece.is_contiguous() and count != groups:
             _multiply(pairs, out=piece.view(gathered[0].shape))
             piece += constant
