@@ -92,7 +92,7 @@ def combine(
     One collective. Replicas may have batches of different sizes, or empty ones; each computes the
     same result to the last bit.
     """
-    packed = _pack([torch.full((1,), count, dtype=means[0].dtype), *means, *moments])
+    packed = _pack([means[0].new_full((1,), count), *means, *moments])
     gathered = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, packed, group=group)
     unpacked = [_unpack(vector, [torch.empty(1), *means, *moments]) for vector in gathered]

@@ -11,7 +11,16 @@ from typing import Any
 from whitenorm.lab.results import Summary
 from whitenorm.lab.study import Panel, View
 
-__all__ = ["PALETTE", "axis_title", "colours", "metric_name", "number", "point_text", "summary"]
+__all__ = [
+    "FIGURE_STYLE",
+    "PALETTE",
+    "axis_title",
+    "colours",
+    "metric_name",
+    "number",
+    "point_text",
+    "summary",
+]
 
 # Okabe and Ito's, in an order that keeps neighbours apart; told apart in every common colour
 # blindness, and on white and black. The last one is made for both backgrounds.
@@ -24,6 +33,18 @@ PALETTE = (
     "#56B4E9",
     "#8C8C8C",
 )
+
+# matplotlib's settings for every figure.
+FIGURE_STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "svg.hashsalt": "whitenorm",  # the same records give the same file
+    "svg.fonttype": "none",
+}
 
 _COLUMNS = {
     "iteration": "update",

@@ -9,25 +9,13 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from whitenorm.lab.appearance import PALETTE, axis_title, colours
+from whitenorm.lab.appearance import FIGURE_STYLE, PALETTE, axis_title, colours
 from whitenorm.lab.results import Results
 from whitenorm.lab.study import Panel, View
 
 __all__ = ["draw", "draw_all", "illustrations", "quadrants"]
 
-_STYLE = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.6,
-    "svg.hashsalt": "whitenorm",  # the same records give the same file
-    "svg.fonttype": "none",
-}
+_STYLE = {**FIGURE_STYLE, "font.size": 10, "legend.fontsize": 9, "lines.linewidth": 1.6}
 _MARKERS = "osD^vPX"
 
 

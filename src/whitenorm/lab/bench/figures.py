@@ -11,24 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from whitenorm.lab.appearance import PALETTE
+from whitenorm.lab.appearance import FIGURE_STYLE, PALETTE
 from whitenorm.lab.bench.markdown import label
 from whitenorm.lab.bench.roofline import FLOPS, PASSES, peak
 from whitenorm.lab.bench.tables import bars_of, curve, layer_bounds, main_layers, slope
 
 __all__ = ["figures", "save"]
 
-_STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "svg.hashsalt": "whitenorm",  # the same record gives the same file
-    "svg.fonttype": "none",
-}
+_STYLE = {**FIGURE_STYLE, "font.size": 9}
 _OURS, _THEIRS, _LOOP, _NEWTON = PALETTE[0], PALETTE[1], PALETTE[4], PALETTE[3]
 _MARKERS = "osD^vPX<>*phd"
 
