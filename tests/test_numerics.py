@@ -46,6 +46,24 @@ def test_float32_survives_a_mean_a_thousand_times_the_deviation(whitening, shape
     assert max(errors) <= 1e-3
 
 
+@pytest.mark.parametrize("shape", [(16, 32, 16, 16), (96, 32, 16, 16)], ids=["few", "many"])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("far", [0.0, 3.9, 4.1, 1000.0])
+def test_float32_is_accurate_wherever_the_mean_is(shape, memory_format, far):
+    """On either side of where the mean is subtracted first, and with many samples as with few."""
+    x = correlated(shape)
+    mean, std = (s.view(-1, 1, 1) for s in (samples(x).mean(1), samples(x).std(1)))
+    x = ((x - mean) / std + far).float().contiguous(memory_format=memory_format)
+    dy = correlated(shape, 1).float().contiguous(memory_format=memory_format)
+    assert max(compare_with_float64(x, dy)) <= (1e-5 if far < 100 else 1e-4)
+
+
+def test_one_far_channel_does_not_hurt_the_others():
+    x = correlated((96, 32, 16, 16)).float()
+    x[:, 5] += 1e4
+    assert max(compare_with_float64(x, correlated(x.shape, 1).float())) <= 1e-3
+
+
 @pytest.mark.parametrize("whitening", ["zca", "cholesky"])
 @pytest.mark.parametrize("shape", [(4096, 16), (16, 16, 16, 16)], ids=["NC", "NCHW"])
 def test_float32_survives_channels_of_very_different_scale(whitening, shape):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,11 +18,12 @@ from whitenorm.passes import (
     algebra_dtype,
     blocks,
     empty,
+    moments,
     no_autocast,
+    part,
     restored,
     samples,
     scaled,
-    some_mean,
     sums,
     work_dtype,
 )
@@ -56,38 +58,47 @@ def whiten_batch(
     """Whitens x with its own statistics, which come out as well."""
     with torch.no_grad():
         own = x.numel() / x.shape[1]
-        shifts, means, moments = [], [], []
+        shifts, means, central = [], [], []
         for view in _views(x, options):
-            shift = some_mean(view)
-            total, outer = sums(view, shift, algebra_dtype(x))
-            offset = total / max(own, 1)
+            shift, mean, moment = moments(view, algebra_dtype(x))
             shifts.append(shift)
-            means.append(shift + offset)
-            moments.append(outer - total * offset.mT)
+            means.append(mean)
+            central.append(moment)
         count: float | Tensor = max(own, 1)
         if options.process_group is not None:
-            count, means, moments = combine(own, means, moments, options.process_group)
-        small, statistics = [], []
-        for shift, mean, moment in zip(shifts, means, moments, strict=True):
+            count, means, central = combine(own, means, central, options.process_group)
+        method, work = WHITENINGS[options.whitening], work_dtype(x)
+        small: list[Tensor | None] = []
+        statistics = []
+        for shift, mean, moment in zip(shifts, means, central, strict=True):
             S = moment / count
             S.diagonal(dim1=-2, dim2=-1).add_(options.eps)
-            W, *cache = decompose(S, options.eps, options.whitening, options.iterations)
-            small += [shift, mean - shift, S, W, *cache]
+            exact, *cache = decompose(S, options.eps, options.whitening, options.iterations)
+            W = exact.to(work, copy=True)  # Dynamo wants no tensor twice
+            small += [shift, (mean if shift is None else mean - shift).to(work), W]
+            if method.benign:
+                small += [None, None, *[t.to(work) for t in cache]]
+            else:
+                small += [S, exact, *cache]
             statistics.append(Statistics(count, mean.flatten(), moment, W))
     y = _BatchWhitening.apply(x, weight, bias, options, count, *small)
     return cast(Tensor, y), statistics
 
 
 def _views(x: Tensor, options: Options) -> list[Tensor]:
+    """The samples of the block of whole groups, then of the remainder."""
     parts = blocks(x.shape[1], options.group_size)
+    if len(parts) == 1:
+        return [samples(x, parts[0][2], options.rows)]
     return [samples(x[:, channels], size, options.rows) for channels, _, size in parts]
 
 
 class _BatchWhitening(Function):
     r"""y = P (x - mu) + bias, P = diag(weight) W, where mu and W are functions of the same x.
 
-    The mean mu is shift + offset, where offset is what the shift leaves of it. ``small`` holds
-    (shift, offset, S, W, \*cache) of the block of whole groups, then of the remainder.
+    The mean mu is shift + offset, where offset is what the shift, if any, leaves of it. ``small``
+    holds (shift, offset, W), and (S, W, \*cache) as the derivative of W needs them, of the block
+    of whole groups, then of the remainder.
     """
 
     @staticmethod
@@ -97,45 +108,47 @@ class _BatchWhitening(Function):
         bias: Tensor | None,
         options: Options,
         count: float | Tensor,
-        *small: Tensor,
+        *small: Tensor | None,
     ) -> Tensor:
-        y, rows = empty(x, options.rows), options.rows
-        for channels, (shift, offset, _, W, *_) in _blocks_of(x, options, small):
+        y = empty(x, options.rows)
+        parts = zip(_views(x, options), _views(y, options), strict=True)
+        for (view, out), (channels, (shift, offset, W, *_)) in zip(
+            parts, _blocks_of(x, options, small), strict=True
+        ):
             P = scaled(W, weight, channels)
-            constant = -P @ offset
-            if bias is not None:
-                constant += bias[channels].view_as(constant)
-            size = W.shape[-1]
-            term = Term(P, samples(x[:, channels], size, rows), shift)
-            affine(samples(y[:, channels], size, rows), constant, term)
+            if bias is None:
+                constant = torch.bmm(P, -offset)
+            else:
+                beta = part(bias, channels).view_as(offset).to(offset.dtype)
+                constant = torch.baddbmm(beta, P, offset, alpha=-1)
+            affine(out, constant, Term(P, view, shift))
         return y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, bias, ctx.options, ctx.count, *small = inputs
-        method = WHITENINGS[ctx.options.whitening]
-        kept: list[Tensor | None] = []
-        for _, (shift, offset, S, W, *cache) in _blocks_of(x, ctx.options, small):
-            kept += [shift, offset, S if method.needs_S else None]
-            kept += [None if method.recover else W, *cache]
-        ctx.save_for_backward(x, weight, bias, *kept)
+        ctx.save_for_backward(x, weight, bias, *small)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *kept = ctx.saved_tensors
+        x, weight, bias, *small = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         with no_autocast(g.device.type):
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 grads = _differentiable_backward(g, x, weight, bias, wanted, ctx.options)
             else:
-                grads = _backward(g, x, weight, bias, wanted, ctx.options, ctx.count, kept)
-        return (*grads, None, None, *[None] * len(kept))
+                grads = _backward(g, x, weight, bias, wanted, ctx.options, ctx.count, small)
+        return (*grads, None, None, *[None] * len(small))
 
 
-# apply() looks up the signature of forward at every call, which takes as long as an eigh.
-_BatchWhitening.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-    _BatchWhitening.forward
-)
+class _AsGiven(inspect.Signature):
+    """apply() binds its arguments to forward's signature, which takes as long as an eigh."""
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        return SimpleNamespace(args=args, kwargs=kwargs, apply_defaults=lambda: None)
+
+
+_BatchWhitening.forward.__signature__ = _AsGiven()  # type: ignore[attr-defined]
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -144,9 +157,9 @@ def _blocks_of(
     x: Tensor, options: Options, small: Sequence[Any]
 ) -> list[tuple[slice, tuple[Any, ...]]]:
     """The channels of each block with its small tensors."""
-    channels = [c for c, _, _ in blocks(x.shape[1], options.group_size)]
-    each = len(small) // len(channels)
-    return [(c, tuple(small[i * each : (i + 1) * each])) for i, c in enumerate(channels)]
+    parts = blocks(x.shape[1], options.group_size)
+    each = len(small) // len(parts)
+    return [(c, tuple(small[i * each : (i + 1) * each])) for i, (c, _, _) in enumerate(parts)]
 
 
 def _backward(
@@ -157,45 +170,47 @@ def _backward(
     wanted: tuple[bool, bool, bool],
     options: Options,
     count: float | Tensor,
-    kept: list[Any],
+    small: list[Any],
 ) -> _Gradients:
     """Gradients of input, weight and bias from s = sum g_i and A = sum g_i (x_i - mu)^T.
 
     dx_i = P^T g_i + (2/m) dS (x_i - mu) - P^T s / m
     """
-    method = WHITENINGS[options.whitening]
-    parts = _blocks_of(x, options, kept)
-    if method.recover is not None:
-        parts = [(c, (*p[:3], method.recover(*p[4:]), *p[4:])) for c, p in parts]
+    method, work = WHITENINGS[options.whitening], work_dtype(x)
+    parts = _blocks_of(x, options, small)
     views, gradients = _views(x, options), _views(g, options)
     totals, outers = [], []
-    for (_, (shift, offset, _, W, *_)), view, gradient in zip(
-        parts, views, gradients, strict=True
-    ):
-        s, A = sums(view, shift, W.dtype, gradient)
+    for (_, (shift, offset, *_)), view, gradient in zip(parts, views, gradients, strict=True):
+        s, A = sums(view, shift, work, gradient)
         totals.append(s)
-        outers.append(A - s * offset.mT)
+        outers.append(torch.baddbmm(A, s, offset.mT, alpha=-1))
     dweight = dbias = None
     if weight is not None:
-        products = [(A * part[3]).sum(-1) for A, (_, part) in zip(outers, parts, strict=True)]
-        dweight = torch.cat([product.flatten() for product in products]).to(weight.dtype)
+        products = [(A * W).sum(-1) for A, (_, (_, _, W, *_)) in zip(outers, parts, strict=True)]
+        dweight = _joined(products).to(weight.dtype)
     if bias is not None:
-        dbias = torch.cat([s.flatten() for s in totals]).to(bias.dtype)
+        dbias = _joined(totals).to(bias.dtype)
     if not wanted[0]:
         return None, dweight, dbias
 
     if options.process_group is not None:
-        add_up(totals + outers, options.process_group)
+        sums_of_all = add_up(totals + outers, options.process_group)
+        totals, outers = sums_of_all[: len(totals)], sums_of_all[len(totals) :]
     dx = empty(x, options.rows)
-    for (channels, (shift, offset, S, W, *cache)), view, gradient, s, A in zip(
-        parts, views, gradients, totals, outers, strict=True
+    for (channels, (shift, offset, W, S, exact, *cache)), view, gradient, out, s, A in zip(
+        parts, views, gradients, _views(dx, options), totals, outers, strict=True
     ):
-        P, dW = scaled(W, weight, channels), scaled(A, weight, channels)
-        Q = method.vjp(S, W, tuple(cache), dW, options.iterations) * (2 / count)
-        constant = -Q @ offset - P.mT @ s / count
-        out = samples(dx[:, channels], W.shape[-1], options.rows)
-        affine(out, constant, Term(P.mT, gradient), Term(Q, view, shift))
+        P, dW = scaled(W, weight, channels).mT, scaled(A, weight, channels)
+        dW = dW if exact is None else dW.to(exact.dtype)
+        Q = (method.vjp(S, exact, tuple(cache), dW, options.iterations) * (2 / count)).to(work)
+        constant = torch.baddbmm(torch.bmm(P, s / -count), Q, offset, alpha=-1)
+        affine(out, constant, Term(P, gradient), Term(Q, view, shift))
     return dx, dweight, dbias
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The blocks' channels in one vector."""
+    return parts[0].flatten() if len(parts) == 1 else torch.cat([p.flatten() for p in parts])
 
 
 def _differentiable_backward(

@@ -109,12 +109,11 @@ def combine(
     return total, joint_means, joint_moments
 
 
-def add_up(tensors: list[Tensor], group: ProcessGroup) -> None:
-    """Replaces each tensor by its sum over all replicas, in one collective."""
+def add_up(tensors: list[Tensor], group: ProcessGroup) -> list[Tensor]:
+    """The sum of each tensor over all replicas, in one collective."""
     packed = _pack(tensors)
     dist.all_reduce(packed, group=group)
-    for tensor, total in zip(tensors, _unpack(packed, tensors), strict=True):
-        tensor.copy_(total)
+    return _unpack(packed, tensors)
 
 
 def _pack(tensors: list[Tensor]) -> Tensor:

@@ -14,9 +14,11 @@ from whitenorm.passes import (
     blocks,
     is_rows,
     no_autocast,
+    part,
     restored,
     samples,
     scaled,
+    surely_finite,
     work_dtype,
 )
 from whitenorm.whitening import WHITENINGS, whitening_matrix
@@ -122,7 +124,6 @@ def _affine(x: Tensor, mean: Tensor, P: Tensor, bias: Tensor | None) -> Tensor:
     return restored(y, centred, rows).to(x.dtype)
 
 
-@torch.no_grad()
 def _update(
     running_mean: Tensor,
     running_matrix: Tensor | None,
@@ -132,26 +133,27 @@ def _update(
     matrices: list[Tensor],
 ) -> None:
     """Moves the running statistics towards the batch's, unless the batch isn't finite."""
-    finite = matrices[0].isfinite().all()
-    for matrix in matrices[1:]:
-        finite = finite & matrix.isfinite().all()
+    finite = None  # is known to be true
+    if not all(surely_finite(matrix) for matrix in matrices):
+        finite = torch.stack([matrix.isfinite().all() for matrix in matrices]).all()
     factor: float | Tensor
     if momentum is None:
         factor = 1 / (cast(Tensor, num_batches_tracked) + 1).to(running_mean.dtype)
     else:
         factor = momentum
     if num_batches_tracked is not None:
-        num_batches_tracked += finite
+        num_batches_tracked += 1 if finite is None else finite
 
     def move(running: Tensor, value: Tensor) -> None:
-        moved = torch.lerp(running, value.to(running.dtype), factor)
-        running.copy_(torch.where(finite, moved, running))
+        value = value.to(running.dtype)
+        running.lerp_(value if finite is None else torch.where(finite, value, running), factor)
 
     parts = blocks(running_mean.shape[0], matrices[0].shape[-1])
     for mean, matrix, (channels, groups, size) in zip(means, matrices, parts, strict=True):
-        move(running_mean[channels], mean)
+        move(part(running_mean, channels), mean)
         if running_matrix is not None:
-            move(running_matrix[groups, :size, :size], matrix)
+            running = part(running_matrix, groups)
+            move(running if running.shape[-1] == size else running[:, :size, :size], matrix)
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -190,13 +192,16 @@ def _check_tensors(
         raise ValueError(f"expected a floating-point input, got {input.dtype}")
     channels = input.shape[1]
     size = min(group_size, channels)
-    vectors = {"running_mean": running_mean, "weight": weight, "bias": bias}
-    expected: dict[str, tuple[int, ...]] = dict.fromkeys(vectors, (channels,))
-    expected["running_matrix"] = (-(-channels // size), size, size)
-    for name, tensor in {**vectors, "running_matrix": running_matrix}.items():
-        if tensor is not None and tensor.shape != expected[name]:
+    matrices = (-(-channels // size), size, size)
+    for name, tensor, expected in (
+        ("running_mean", running_mean, (channels,)),
+        ("weight", weight, (channels,)),
+        ("bias", bias, (channels,)),
+        ("running_matrix", running_matrix, matrices),
+    ):
+        if tensor is not None and tensor.shape != expected:
             raise ValueError(
-                f"{name} must have shape {expected[name]} for an input with {channels} channels "
+                f"{name} must have shape {expected} for an input with {channels} channels "
                 f"and group_size={group_size}, got {tuple(tensor.shape)}"
             )
 

@@ -110,18 +110,19 @@ class _DecorrelatedBatchNorm(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        training = self.training or self.running_mean is None
-        matrix = None if self.running_mean is None else self._running_matrix
-        running = self.running
+        mean, running = self.running_mean, self.running
+        training = self.training or mean is None
+        matrix = None if mean is None else self._running_matrix
         if self.training:
-            self._stale = True
+            if not self._stale:  # setting an attribute of a module takes its time
+                self._stale = True
         elif running == "covariance" and matrix is not None:
             if self._stale:
                 self._refresh()
             matrix, running = self.inference_whitening, "whitening"
         return F.decorrelated_batch_norm(
             input,
-            self.running_mean,
+            mean,
             matrix,
             self.weight,
             self.bias,

@@ -4,16 +4,16 @@ A tensor (N, C, ...) is seen as samples [B, G, k, L]: G groups of k channels and
 Contiguous maps are [N, G, k, positions]; channels-last ones, and (N, C), are "rows",
 [1, G, k, N * positions]. Both are views, and what is written keeps the memory format.
 
-A pass goes piece by piece on the CPU, so that what it does to a piece happens in the cache. Each
-piece is gathered, shifted, into the arrangement [b, k, m] in which matrix products run best: maps
-and rows as they are, small maps with those of several images together. The input is gathered anew
-in every pass, which is cheaper than keeping a shifted copy of all of it.
+Matrix products want the samples arranged as [b, k, m]. Maps and rows are so as they lie; small
+maps are put together with those of other images. What must be copied for this, or to subtract a
+shift, goes piece by piece on the CPU, so that what is done to a piece happens in the cache.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,21 +24,25 @@ __all__ = [
     "affine",
     "algebra_dtype",
     "blocks",
+    "can_look",
     "empty",
     "is_rows",
+    "moments",
     "no_autocast",
+    "part",
     "restored",
     "samples",
     "scaled",
-    "some_mean",
     "sums",
+    "surely_finite",
     "work_dtype",
 ]
 
-# Elements; by measurement, large enough for two cores and small enough for their caches.
-PIECE = 2**18
-SMALL_MAP = 64  # positions below which the maps of several images are better multiplied together
+# By measurement on two cores.
+PIECE = 2**18  # elements that are copied at a time, to stay in the cache
 ROWS = 2**10  # rows at most in a piece: float32 adds these up before float64 takes over
+SMALL = 64, 16  # positions below which sums, and affine, put the maps of several images together
+FAR = 4  # deviations from zero beyond which a mean is subtracted first
 
 
 class Term(NamedTuple):
@@ -62,8 +66,9 @@ def is_rows(x: Tensor) -> bool:
 def samples(x: Tensor, size: int, rows: bool) -> Tensor:
     """x as [B, G, k, L]; a view wherever the memory format allows one."""
     n, channels = x.shape[:2]
-    x = x.movedim(1, -1) if rows else x
-    if not torch.compiler.is_compiling() and x.stride(-1) != 1:
+    if rows and x.dim() > 2:
+        x = x.movedim(1, -1)
+    if x.stride(-1) != 1 and not torch.compiler.is_compiling():
         x = x.contiguous()
     if rows:
         return x.reshape(1, -1, channels // size, size).permute(0, 2, 3, 1)
@@ -79,93 +84,139 @@ def restored(view: Tensor, like: Tensor, rows: bool) -> Tensor:
     return view.reshape(like.shape)
 
 
+def moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tensor]:
+    """A shift, the mean [G, k, 1] and the sum of (x - mean) (x - mean)^T; the last two in dtype.
+
+    The passes are to subtract the shift from x, so that a mean far from zero costs no digits. It
+    is None, and x is read as it lies, where no channel needs one, if one can look without waiting
+    for a device. A channel that isn't finite needs none.
+    """
+    count = max(x.shape[0] * x.shape[-1], 1)
+    if can_look(x):
+        few = x.numel() <= PIECE  # then dtype costs nothing
+        mean, central = _centred(sums(x.to(dtype) if few else x, None, dtype), count)
+        squares = central.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        if not (torch.addcmul(squares, mean, mean, value=-count / FAR**2) < 0).any():
+            return None, mean, central
+        if few:
+            return mean.to(work_dtype(x)), mean, central
+    shift = some_mean(x)
+    mean, central = _centred(sums(x, shift, dtype), count)
+    return shift, shift + mean, central
+
+
+def _centred(sums: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """The mean and the second central moment from the sums of x and of x x^T."""
+    total, outer = sums
+    mean = total / count
+    return mean, torch.baddbmm(outer, total, mean.mT, alpha=-1)
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether Python may depend on the values of x: no device to wait for, no graph to break."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def surely_finite(x: Tensor) -> bool:
+    """Whether x is known to be finite, without having waited for a device."""
+    return can_look(x) and math.isfinite(x.sum())
+
+
 def some_mean(x: Tensor) -> Tensor:
     """The mean [G, k, 1] of the first sixteenth of the samples, rounded up; 0 if there are none.
 
     It is at most four standard deviations from the mean of all, whatever the data: near enough
     to subtract so that a mean far larger than the deviation costs no digits.
     """
-    dim = _piece_dim(x)
+    dim = 0 if x.shape[0] > 1 else -1
     some = x.narrow(dim, 0, -(-x.shape[dim] // 16))
     total = some.sum((0, -1), dtype=work_dtype(x)).unsqueeze(-1)
     return total / max(some.shape[0] * some.shape[-1], 1)
 
 
 def sums(
-    x: Tensor, shift: Tensor, dtype: torch.dtype, g: Tensor | None = None
+    x: Tensor, shift: Tensor | None, dtype: torch.dtype, g: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The sums over all samples of g, [G, k, 1], and of g (x - shift)^T, [G, k, k], in dtype.
 
     Without g, those of x - shift and of (x - shift) (x - shift)^T.
     """
+    groups, work = x.shape[1], work_dtype(x)
+    views = (x,) if g is None else (x, g)
+    together, pieces = _split(views, work, shift is not None, SMALL[0])
     total, outer = [], []
-    for piece, *rest in _pieces(x) if g is None else _pieces(x, g):
-        t = _gather(piece, shift)
-        left = _gather(rest[0], None) if rest else t
-        total.append(_over_groups(left.sum(-1, keepdim=True), x.shape[1], dtype))
-        outer.append(_over_groups(torch.bmm(left, t.mT), x.shape[1], dtype))
-    return _add(total), _add(outer)
+    for piece, *rest in pieces:
+        t = left = _arrange(piece, shift, work, together)
+        if rest:
+            left = _arrange(rest[0], None, work, together)
+        total.append(_over_images(left.sum(-1, keepdim=True), groups, dtype))
+        outer.append(_over_images(torch.bmm(left, t.mT), groups, dtype))
+    if len(total) == 1:
+        return total[0], outer[0]
+    return torch.stack(total).sum(0), torch.stack(outer).sum(0)
 
 
 def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
     """Writes the sum of the terms plus a constant [G, k, 1] into ``out``, samples of a tensor."""
-    work = work_dtype(out)
-    constant = constant.to(work)
+    work = constant.dtype
     if torch.compiler.is_compiling():
-        products = [m.to(work) @ (t.to(work) if c is None else t - c) for m, t, c in terms]
+        products = [m @ (t.to(work) if c is None else t - c) for m, t, c in terms]
         out.copy_(sum(products, constant))
         return
-    groups, matrices = constant.shape[0], [term.matrix.to(work) for term in terms]
-    for piece, *inputs in _pieces(out, *(term.samples for term in terms)):
-        gathered = [_gather(t, term.shift) for t, term in zip(inputs, terms, strict=True)]
-        count = gathered[0].shape[0]
+    groups, matrices = constant.shape[0], [term.matrix for term in terms]
+    views = (out, *[term.samples for term in terms])
+    shifts = [term.shift for term in terms]
+    together, pieces = _split(views, work, any(c is not None for c in shifts), SMALL[1])
+    for piece, *inputs in pieces:
+        arranged = [_arrange(t, c, work, together) for t, c in zip(inputs, shifts, strict=True)]
+        count = arranged[0].shape[0]
         if matrices[0].shape[0] < count:  # the first piece is the largest
             matrices = [matrix.repeat(count // groups, 1, 1) for matrix in matrices]
-        pairs = [(m[:count], t) for m, t in zip(matrices, gathered, strict=True)]
+        pairs = [
+            (m if m.shape[0] == count else m[:count], t)
+            for m, t in zip(matrices, arranged, strict=True)
+        ]
         if _is_rows(piece):  # multiply from the other side, and add row by row
             pairs = [(t.mT, m.mT) for m, t in pairs]
-            lines = piece[0].permute(2, 0, 1)
-            if piece.dtype == work and len(lines) == ROWS:
+            lines, line = piece[0].permute(2, 0, 1), constant.view(1, groups, -1)
+            if piece.dtype == work and lines.shape[0] == ROWS:
                 _multiply(pairs, out=lines.transpose(0, 1))
-                lines += constant.permute(2, 0, 1)
+                lines += line
             else:  # few rows: writing them where they belong costs more than moving them there
-                result = _multiply(pairs).transpose(0, 1)
-                torch.add(result, constant.permute(2, 0, 1), out=lines)
-        elif piece.dtype == work and piece.is_contiguous() and count != groups:
-            _multiply(pairs, out=piece.view(gathered[0].shape))
+                torch.add(_multiply(pairs).transpose(0, 1), line, out=lines)
+        elif piece.dtype == work and piece.is_contiguous() and not together:
+            _multiply(pairs, out=piece.view(arranged[0].shape))
             piece += constant
         else:
-            torch.add(_ungather(_multiply(pairs), piece), constant, out=piece)
+            result = _multiply(pairs)
+            if together:
+                n, _, size, length = piece.shape
+                result = result.view(groups, size, n, length).permute(2, 0, 1, 3)
+            torch.add(result.view_as(piece), constant, out=piece)
 
 
 def _is_rows(piece: Tensor) -> bool:
     return piece.stride(2) == 1 and piece.stride(3) != 1
 
 
-def _gather(piece: Tensor, shift: Tensor | None) -> Tensor:
-    """piece - shift as [b, k, m]: b = G for rows and small maps, b = B * G for other maps."""
+def _arrange(piece: Tensor, shift: Tensor | None, work: torch.dtype, together: bool) -> Tensor:
+    """piece - shift as [b, k, m]: b = G for rows and where maps go together, B * G otherwise."""
     n, groups, size, count = piece.shape
-    work = work_dtype(piece)
+    if together:
+        t = piece.new_empty((groups, size, n, count), dtype=work)
+        maps = piece.permute(1, 2, 0, 3)
+        if shift is None:
+            t.copy_(maps)
+        else:
+            torch.sub(maps, shift.unsqueeze(-1), out=t)
+        return t.view(groups, size, n * count)
     if shift is not None and _is_rows(piece):  # row by row
         return (piece[0].permute(2, 0, 1) - shift.permute(2, 0, 1)).permute(1, 2, 0)
-    if n == 1 or count >= SMALL_MAP or torch.compiler.is_compiling():
-        t = piece.to(work) if shift is None else piece - shift
-        return t[0] if n == 1 else t.reshape(n * groups, size, count)
-    t = piece.new_empty((groups, size, n, count), dtype=work)
-    together = piece.permute(1, 2, 0, 3)
-    if shift is None:
-        t.copy_(together)
-    else:
-        torch.sub(together, shift.unsqueeze(-1), out=t)
-    return t.view(groups, size, n * count)
-
-
-def _ungather(t: Tensor, like: Tensor) -> Tensor:
-    """The view of t that is arranged as the piece that ``_gather`` made it from."""
-    n, groups, size, count = like.shape
-    if t.shape[0] == groups and n != 1:
-        return t.view(groups, size, n, count).permute(2, 0, 1, 3)
-    return t.view(n, groups, size, count)
+    if shift is not None:
+        piece = piece - shift
+    elif piece.dtype != work:
+        piece = piece.to(work)
+    return piece[0] if n == 1 else piece.reshape(n * groups, size, count)
 
 
 def _multiply(pairs: list[tuple[Tensor, Tensor]], out: Tensor | None = None) -> Tensor:
@@ -176,15 +227,11 @@ def _multiply(pairs: list[tuple[Tensor, Tensor]], out: Tensor | None = None) -> 
     return result
 
 
-def _over_groups(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+def _over_images(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """[B * G, ...] summed over B."""
     if t.shape[0] == groups:
         return t.to(dtype)
     return t.view(-1, groups, *t.shape[1:]).sum(0, dtype=dtype)
-
-
-def _add(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.stack(tensors).sum(0)
 
 
 def empty(like: Tensor, rows: bool) -> Tensor:
@@ -203,18 +250,26 @@ def empty(like: Tensor, rows: bool) -> Tensor:
     return like.new_empty_strided(like.shape, (step, 1, *strides))
 
 
+def part(t: Tensor, channels: slice) -> Tensor:
+    """t[channels], as cheaply as t itself if these are all."""
+    return t if channels.stop - channels.start == t.shape[0] else t[channels]
+
+
 def scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
     """diag(weight) matrix, for the weights of these channels."""
-    return matrix if weight is None else weight[channels].view(*matrix.shape[:-1], 1) * matrix
+    if weight is None:
+        return matrix
+    return part(weight, channels).view(*matrix.shape[:-1], 1) * matrix
 
 
-def blocks(channels: int, group_size: int) -> Iterator[tuple[slice, slice, int]]:
+def blocks(channels: int, group_size: int) -> tuple[tuple[slice, slice, int], ...]:
     """(channels, groups, size) of the whole groups, then of the remainder."""
     size = min(group_size, channels)
-    whole = channels - channels % size
-    yield slice(0, whole), slice(0, whole // size), size
-    if whole < channels:
-        yield slice(whole, channels), slice(whole // size, None), channels - whole
+    count, rest = channels // size, channels % size
+    whole = (slice(0, channels - rest), slice(0, count), size)
+    if rest == 0:
+        return (whole,)
+    return whole, (slice(channels - rest, channels), slice(count, count + 1), rest)
 
 
 def algebra_dtype(x: Tensor) -> torch.dtype:
@@ -229,18 +284,31 @@ def no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def _piece_dim(view: Tensor) -> int:
-    return 0 if view.shape[0] > 1 else -1
+def _split(
+    views: tuple[Tensor, ...], work: torch.dtype, shifted: bool, positions: int
+) -> tuple[bool, Iterable[tuple[Tensor, ...]]]:
+    """Whether small maps are put together, and matching pieces of the views.
+
+    A piece is so small that what is made for it stays in the cache: a copy of the samples, if the
+    products need one, or else a k x k matrix for each map and group. Where there is no cache to
+    mind, the whole is one piece.
+    """
+    compiling, (n, groups, size, count) = torch.compiler.is_compiling(), views[0].shape
+    together = n > 1 and count < max(positions, size) and not compiling
+    if compiling or views[0].device.type != "cpu":
+        return together, (views,)
+    if n == 1:
+        dim, step = -1, max(min(PIECE // (groups * size), ROWS), ROWS // 4)
+    else:
+        copied = together or shifted or not all(_is_ready(view, work) for view in views)
+        dim, step = 0, PIECE // max(groups * size * (count if copied else size), 1)
+    if step >= views[0].shape[dim]:
+        return together, (views,)
+    split = [torch.split(view, max(step, 1), dim) for view in views]
+    return together, zip(*split, strict=True)
 
 
-def _pieces(*views: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Matching pieces of the views; one piece, the whole, where there is no cache to mind."""
-    first = views[0]
-    dim = _piece_dim(first)
-    step = max(first.shape[dim], 1)
-    if first.device.type == "cpu" and not torch.compiler.is_compiling():
-        step = max(PIECE * step // max(first.numel(), 1), 1)
-        step = max(min(step, ROWS), ROWS // 4) if dim == -1 else step
-    if step >= first.shape[dim]:
-        return iter([views])
-    return zip(*(torch.split(view, step, dim) for view in views), strict=True)
+def _is_ready(view: Tensor, work: torch.dtype) -> bool:
+    """Whether the maps can be multiplied as they lie, group after group in memory."""
+    groups = view.shape[1]
+    return view.dtype == work and (groups == 1 or view.stride(0) == groups * view.stride(1))

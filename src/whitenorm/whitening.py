@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from whitenorm.passes import surely_finite
+
 __all__ = ["WHITENINGS", "Whitening", "whitening_matrix"]
 
 
@@ -51,34 +53,36 @@ def whitening_matrix(
         >>> torch.allclose(y.cov(correction=0), torch.eye(3, dtype=torch.float64))
         True
     """
-    S = covariance + eps * torch.eye(
-        covariance.shape[-1], dtype=covariance.dtype, device=covariance.device
-    )
-    return cast(Tensor, _WhiteningMatrix.apply(S, eps, whitening, iterations)[0])
+    size = covariance.shape[-1]
+    S = covariance + eps * torch.eye(size, dtype=covariance.dtype, device=covariance.device)
+    W = _WhiteningMatrix.apply(S.reshape(-1, size, size), eps, whitening, iterations)[0]
+    return cast(Tensor, W).reshape(covariance.shape)
 
 
 class Whitening(NamedTuple):
-    """One whitening method: the map from S to W, and its vector-Jacobian product.
+    """One whitening method: the map from S to W, [n, k, k], and its vector-Jacobian product.
 
     Args:
         matrix: ``matrix(S, eps, iterations) -> (W, *cache)``, where no eigenvalue of ``S`` is
             below ``eps`` but for rounding.
         vjp: ``vjp(S, W, cache, dW, iterations) -> dS``, in differentiable operations on ``S``,
             ``W`` and ``dW`` so that it can be differentiated again.
-        recover: ``recover(*cache) -> W``, if that is cheaper than keeping W too.
-        needs_S: Whether ``vjp`` looks at the values of ``S``.
+        benign: Whether ``vjp`` takes its values from the cache alone, and the cache may be rounded
+            as the samples are without costing more digits than that.
     """
 
     matrix: Callable[[Tensor, float, int], tuple[Tensor, ...]]
     vjp: Callable[[Tensor, Tensor, tuple[Tensor, ...], Tensor, int], Tensor]
-    recover: Callable[..., Tensor] | None = None
-    needs_S: bool = False
+    benign: bool = False
 
 
 def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, ...]:
     """``(W, *cache)`` of a method, with W = NaN (and no word from LAPACK) where S isn't finite."""
+    matrix = WHITENINGS[whitening].matrix
+    if surely_finite(S):
+        return matrix(S, eps, iterations)
     finite = S.sum((-2, -1), keepdim=True).isfinite()
-    W, *cache = WHITENINGS[whitening].matrix(torch.where(finite, S, 0.0), eps, iterations)
+    W, *cache = matrix(torch.where(finite, S, 0.0), eps, iterations)
     return torch.where(finite, W, torch.nan), *cache
 
 
@@ -112,11 +116,7 @@ def _symmetric(a: Tensor) -> Tensor:
 def _zca(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
     eigenvalues, D = torch.linalg.eigh(S)
     root = eigenvalues.clamp(min=eps).sqrt()  # the clamp removes rounding, nothing else
-    return _zca_recover(root, D), root, D
-
-
-def _zca_recover(root: Tensor, D: Tensor) -> Tensor:
-    return (D / root.unsqueeze(-2)) @ D.mT
+    return torch.bmm(D / root.unsqueeze(-2), D.mT), root, D
 
 
 def _zca_vjp(
@@ -127,7 +127,10 @@ def _zca_vjp(
     root, D = cache
     if torch.is_grad_enabled():
         return -W @ cast(Tensor, _Lyapunov.apply(S @ W, _symmetric(dW), root, D)) @ W
-    return -W @ _Lyapunov.forward(W, _symmetric(dW), root, D) @ W
+    X = torch.bmm(torch.bmm(D.mT, dW), D)  # all of it in the eigenbasis, where W is diagonal
+    X = (X + X.mT) / (root.unsqueeze(-1) + root.unsqueeze(-2))
+    WD = D / root.unsqueeze(-2)
+    return torch.bmm(torch.bmm(WD, X), WD.mT) / -2
 
 
 class _Lyapunov(Function):
@@ -232,8 +235,8 @@ def _newton_vjp(
 
 
 WHITENINGS = {
-    "zca": Whitening(_zca, _zca_vjp, recover=_zca_recover),
+    "zca": Whitening(_zca, _zca_vjp, benign=True),
     "pca": Whitening(_pca, _pca_vjp),
     "cholesky": Whitening(_cholesky, _cholesky_vjp),
-    "newton": Whitening(_newton, _newton_vjp, needs_S=True),
+    "newton": Whitening(_newton, _newton_vjp),
 }
