@@ -40,7 +40,7 @@ __all__ = [
 
 # By measurement on two cores.
 PIECE = 2**18  # elements that are copied at a time, to stay in the cache
-ROWS = 2**10  # rows at most in a piece: float32 adds these up before float64 takes over
+ROWS = 2**11  # rows at most in a piece: float32 adds these up before float64 takes over
 SMALL = 64, 16  # positions below which sums, and affine, put the maps of several images together
 FAR = 4  # deviations from zero beyond which a mean is subtracted first
 
@@ -179,10 +179,10 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
         if _is_rows(piece):  # multiply from the other side, and add row by row
             pairs = [(t.mT, m.mT) for m, t in pairs]
             lines, line = piece[0].permute(2, 0, 1), constant.view(1, groups, -1)
-            if piece.dtype == work and lines.shape[0] == ROWS:
+            if piece.dtype == work:
                 _multiply(pairs, out=lines.transpose(0, 1))
                 lines += line
-            else:  # few rows: writing them where they belong costs more than moving them there
+            else:
                 torch.add(_multiply(pairs).transpose(0, 1), line, out=lines)
         elif piece.dtype == work and piece.is_contiguous() and not together:
             _multiply(pairs, out=piece.view(arranged[0].shape))
@@ -297,10 +297,10 @@ def _split(
     together = n > 1 and count < max(positions, size) and not compiling
     if compiling or views[0].device.type != "cpu":
         return together, (views,)
+    copied = together or shifted or not all(_is_ready(view, work) for view in views)
     if n == 1:
-        dim, step = -1, max(min(PIECE // (groups * size), ROWS), ROWS // 4)
+        dim, step = -1, max(min(PIECE // (groups * size), ROWS), ROWS // 8) if copied else ROWS
     else:
-        copied = together or shifted or not all(_is_ready(view, work) for view in views)
         dim, step = 0, PIECE // max(groups * size * (count if copied else size), 1)
     if step >= views[0].shape[dim]:
         return together, (views,)
@@ -309,6 +309,7 @@ def _split(
 
 
 def _is_ready(view: Tensor, work: torch.dtype) -> bool:
-    """Whether the maps can be multiplied as they lie, group after group in memory."""
-    groups = view.shape[1]
-    return view.dtype == work and (groups == 1 or view.stride(0) == groups * view.stride(1))
+    """Whether rows, or maps that lie group after group, can be multiplied as they are."""
+    n, groups = view.shape[:2]
+    in_turn = n == 1 or groups == 1 or view.stride(0) == groups * view.stride(1)
+    return view.dtype == work and in_turn
