@@ -281,6 +281,15 @@ def test_unknown_suites_and_cases_are_named(tmp_path):
         run_bench("scaling", 0, tmp_path)
 
 
+def test_a_record_says_what_tuned_memory_and_threads(monkeypatch, tmp_path):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "123")
+    path = run_bench("bars", 1, tmp_path, 1, quick=True, only="layer")
+    assert (
+        json.loads(path.read_text())["environment"]["variables"]["MALLOC_TRIM_THRESHOLD_"] == "123"
+    )
+    assert "With `MALLOC_TRIM_THRESHOLD_=123`" in render(path, tmp_path)[0].read_text()
+
+
 def test_threads_are_set_for_the_run_alone(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(3)

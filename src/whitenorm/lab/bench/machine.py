@@ -23,12 +23,18 @@ ROOT = Path(__file__).parents[4]
 
 
 def describe() -> dict[str, Any]:
-    """Versions, processor, threads, revision of the source and time."""
+    """Versions, processor, threads, what tunes them, revision of the source and time."""
     return {
         **environment(),
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if _tunes(name)},
         "revision": revision(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _tunes(variable: str) -> bool:
+    """Whether an environment variable changes how memory is handed out or threads work."""
+    return variable.startswith(("MALLOC_", "LD_PRELOAD", "OMP_", "GOMP_", "KMP_", "MKL_"))
 
 
 def revision() -> str | None:
