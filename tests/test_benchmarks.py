@@ -21,7 +21,7 @@ from whitenorm.lab.bench.tables import tables
 from whitenorm.lab.bench.timing import Alternative, Bar, Case, Timed, measure
 
 ROOT = Path(__file__).parents[1]
-TIMED = {"layer": None, "network": "res-8", "scaling": None}  # and which cases
+TIMED = {"layer": None, "parts": None, "network": "res-8", "scaling": None}  # and which cases
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +135,17 @@ def test_baselines_compute_what_whitenorm_does(name, whitening, shape):
     assert_close(theirs.running_mean.flatten(), ours.running_mean)
     assert_close(theirs.running_whitening, ours.running_whitening)
     assert_close(theirs.eval()(x), ours.eval()(x))
+
+
+def test_the_parts_of_a_layer_are_less_than_the_layer(records):
+    record = json.loads(records["parts"].read_text())
+    rows = [line.split("|")[1:-1] for line in tables(record)["parts"].splitlines()[2:]]
+    assert len(rows) == len(record["cases"])
+    for row in rows:
+        bn, ours, passes, eigenvalues, rest, ratio, least = map(float, row[1:])
+        assert passes + eigenvalues + rest == pytest.approx(ours, rel=0.02)
+        assert ratio == pytest.approx(ours / bn, rel=0.02)
+        assert least == pytest.approx((passes + eigenvalues) / bn, rel=0.02, abs=0.01)
 
 
 def test_a_training_step_updates_and_notices_when_it_went_astray():

@@ -10,6 +10,7 @@ import reference
 import torch
 from cases import SHAPES, WHITENINGS, correlated, covariance
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import whitenorm
 from whitenorm import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, TranslatedReLU
@@ -343,6 +344,17 @@ def test_compiled_training_is_eager_training(channels, whitening):
     for name, buffer in eager.named_buffers():
         torch.testing.assert_close(buffer, dict(other.named_buffers())[name])
     torch.testing.assert_close(eager.weight.grad, other.weight.grad)
+
+
+def test_tensors_without_values_pass_through():
+    """As tools do that measure a training step's memory or operations before it runs."""
+    with FakeTensorMode():
+        layer = DecorrelatedBatchNorm2d(10, group_size=4)
+        x = torch.randn(6, 10, 5, 5, requires_grad=True)
+        y = layer(x)
+        y.sum().backward()
+    assert y.shape == x.grad.shape == x.shape
+    assert layer.weight.grad.shape == (10,)
 
 
 @COMPILES

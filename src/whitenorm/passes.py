@@ -113,8 +113,11 @@ def _centred(sums: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
 
 
 def can_look(x: Tensor) -> bool:
-    """Whether Python may depend on the values of x: no device to wait for, no graph to break."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether Python may depend on the values of x: no device to wait for, no graph to break.
+
+    Subclasses of tensors may have no values, as those of FakeTensorMode.
+    """
+    return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def surely_finite(x: Tensor) -> bool:
@@ -171,7 +174,7 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
         arranged = [_arrange(t, c, work, together) for t, c in zip(inputs, shifts, strict=True)]
         count = arranged[0].shape[0]
         if matrices[0].shape[0] < count:  # the first piece is the largest
-            matrices = [matrix.repeat(count // groups, 1, 1) for matrix in matrices]
+            matrices = [_repeated(matrix, count // groups) for matrix in matrices]
         pairs = [
             (m if m.shape[0] == count else m[:count], t)
             for m, t in zip(matrices, arranged, strict=True)
@@ -217,6 +220,11 @@ def _arrange(piece: Tensor, shift: Tensor | None, work: torch.dtype, together: b
     elif piece.dtype != work:
         piece = piece.to(work)
     return piece[0] if n == 1 else piece.reshape(n * groups, size, count)
+
+
+def _repeated(matrix: Tensor, times: int) -> Tensor:
+    """[G, k, k] as often; not with repeat(), which is slow on a transposed matrix."""
+    return matrix.contiguous().expand(times, *matrix.shape).reshape(-1, *matrix.shape[1:])
 
 
 def _multiply(pairs: list[tuple[Tensor, Tensor]], out: Tensor | None = None) -> Tensor:

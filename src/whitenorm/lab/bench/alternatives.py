@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from whitenorm import passes
 from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import fold
 from whitenorm.lab.bench.timing import Timed
@@ -23,7 +24,7 @@ from whitenorm.lab.methods import make_method
 from whitenorm.lab.models import build_model
 from whitenorm.modules import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 
-__all__ = ["BASELINES", "Network", "baselines", "inference", "layer", "training"]
+__all__ = ["BASELINES", "Network", "baselines", "inference", "layer", "part", "training"]
 
 BASELINES = Path(__file__).parents[4] / "benchmarks" / "baselines.py"
 
@@ -88,6 +89,37 @@ def layer(
         forward()
         backward()
     return Timed({"forward": forward, "backward": backward}, {"calls": calls.count}, check)
+
+
+def part(name: str, shape: tuple[int, ...], group: int) -> Timed:
+    """What a DBN layer can't do without, by itself, on an input as :func:`layer` has it.
+
+    Args:
+        name: "passes", the four over the activations with new outputs; or "eigenvalues".
+        shape: Of the input.
+        group: Group size.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x, g = _correlated(shape, generator), torch.randn(shape, generator=generator)
+    rows = passes.is_rows(x)
+    view, gradient = (passes.samples(t, group, rows) for t in (x, g))
+    total, outer = passes.sums(view, None, torch.float64)
+    constant, matrix = total.float(), outer.float()
+
+    def into_new(*terms: passes.Term) -> None:
+        passes.affine(passes.samples(passes.empty(x, rows), group, rows), constant, *terms)
+
+    def forward() -> None:
+        passes.sums(view, None, torch.float64)
+        into_new(passes.Term(matrix, view))
+
+    def backward() -> None:
+        passes.sums(view, None, torch.float32, gradient)
+        into_new(passes.Term(matrix, gradient), passes.Term(matrix, view))
+
+    if name == "passes":
+        return Timed({"forward": forward, "backward": backward})
+    return Timed({"forward": lambda: torch.linalg.eigh(outer), "backward": lambda: None})
 
 
 def _module(name: str, channels: int, dims: int) -> nn.Module:

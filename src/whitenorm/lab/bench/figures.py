@@ -222,4 +222,5 @@ _FIGURES: dict[str, dict[str, Callable[[dict[str, Any]], Figure]]] = {
     "network": {"network-figure": _networks},
     "scaling": {"scaling-figure": _growth},
     "memory": {},
+    "parts": {},
 }

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from whitenorm.lab.bench.alternatives import Network, layer
+from whitenorm.lab.bench.alternatives import Network, layer, part
 from whitenorm.lab.bench.cases import (
     inference_case,
     layer_case,
@@ -210,6 +210,34 @@ def _layer_bars(quick: bool) -> list[Case]:
     return cases
 
 
+# --- where the time goes ------------------------------------------------------------------------
+
+
+def _parts(quick: bool) -> list[Case]:
+    """A DBN layer beside what it can't do without."""
+    cases = []
+    for shape, group in (
+        ((256, 128), 16),
+        ((128, 16, 32, 32), 16),
+        ((128, 32, 16, 16), 16),
+        ((128, 64, 8, 8), 16),
+        ((64, 64, 32, 32), 16),
+        ((64, 64, 32, 32), 64),
+        ((256, 512, 4, 4), 16),
+        ((128, 512, 4, 4), 512),
+    ):
+        if quick:
+            shape, group = (shape[0] // 8, shape[1], *[2] * len(shape[2:])), min(group, 32)
+        ours = f"dbn-g{group}"
+        makes = {name: partial(layer, name, shape) for name in ("bn", ours)}
+        makes |= {name: partial(part, name, shape, group) for name in ("passes", "eigenvalues")}
+        title = f"{list(shape)}, G{group}"
+        alternatives = [Alternative(name, make) for name, make in makes.items()]
+        info = {"ours": ours}
+        cases.append(Case(f"parts {title}", title, alternatives, ["bn"], "both", info))
+    return cases
+
+
 # --- growth -------------------------------------------------------------------------------------
 
 
@@ -258,6 +286,7 @@ def _scaling(quick: bool) -> list[Case]:
 SUITES: dict[str, Suite] = {
     "bars": Suite("What must hold", _bars, rounds=30, seconds=8),
     "layer": Suite("One layer", _layer, rounds=20, seconds=2),
+    "parts": Suite("Where the time goes", _parts, rounds=30, seconds=4),
     "network": Suite("Whole networks", _network, rounds=10, seconds=3),
     "scaling": Suite("Growth", _scaling, rounds=20, seconds=5),
     "memory": Suite("Memory", _memory, rounds=3, seconds=0),

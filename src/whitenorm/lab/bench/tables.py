@@ -214,6 +214,26 @@ def _machine(record: dict[str, Any]) -> str:
     return table(("what", "rate"), rows)
 
 
+def _parts(record: dict[str, Any]) -> str:
+    """The parts of a layer, and what is left of its time."""
+    rows = []
+    for case in record["cases"]:
+        names = (case["info"]["ours"], "passes", "eigenvalues", "bn")
+        seconds = [case["alternatives"][name]["summary"]["both"]["median"] for name in names]
+        ours, passes, eigenvalues, bn = seconds
+        times = (bn, ours, passes, eigenvalues, ours - passes - eigenvalues)
+        shares = (ours / bn, (passes + eigenvalues) / bn)
+        rows.append(
+            (
+                case["title"],
+                *(f"{1e3 * t:.3g}" for t in times),
+                *(f"{share:.2f}" for share in shares),
+            )
+        )
+    head = ("input", "BN ms", "DBN ms", "passes", "eigenvalues", "the rest")
+    return table((*head, "DBN / BN", "without the rest"), rows)
+
+
 # --- networks -----------------------------------------------------------------------------------
 
 
@@ -309,6 +329,7 @@ _BLOCKS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "layer-bounds": _bounds,
         "layer-machine": _machine,
     },
+    "parts": {"parts": _parts},
     "network": {
         "network-training": _networks("training", "step"),
         "network-inference": _networks("inference", "inference"),
