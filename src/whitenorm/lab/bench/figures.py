@@ -60,12 +60,13 @@ def _bars(record: dict[str, Any]) -> Figure:
         axes.plot(found["median"] / most, row, "o", color=colour)
     axes.axvline(1, color="black", lw=1)
     _logarithmic(axes, x=10)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 8.5)))
     axes.set_yticks(
         range(len(entries)),
         [f"{bar['what']}  (<= {bar['at_most']:.2f})" for bar, _ in reversed(entries)],
         fontsize=8,
     )
-    axes.set_xlabel("ratio / bar: left of the line the bar is met; strokes are quartiles")
+    axes.set_xlabel("ratio / bar, with quartiles (met left of 1)")
     return figure
 
 
