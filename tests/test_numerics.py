@@ -200,3 +200,13 @@ def test_a_model_moved_to_half_precision_works():
     assert layer(x).dtype == torch.bfloat16
     assert layer.running_whitening.dtype == torch.bfloat16
     assert layer.eval()(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_parameters_may_be_more_precise_than_the_input(training):
+    layer = DecorrelatedBatchNorm2d(32).double().train(training)
+    x = correlated((16, 32, 8, 8), dtype=torch.float32).requires_grad_()
+    y = layer(x)
+    y.sum().backward()
+    assert y.dtype == x.grad.dtype == torch.float32
+    assert layer.weight.grad.dtype == torch.float64

@@ -267,7 +267,7 @@ def scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
     """diag(weight) matrix, for the weights of these channels."""
     if weight is None:
         return matrix
-    return part(weight, channels).view(*matrix.shape[:-1], 1) * matrix
+    return part(weight, channels).to(matrix.dtype).view(*matrix.shape[:-1], 1) * matrix
 
 
 def blocks(channels: int, group_size: int) -> tuple[tuple[slice, slice, int], ...]:
