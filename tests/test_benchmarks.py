@@ -298,7 +298,7 @@ def test_a_record_says_what_tuned_memory_and_threads(monkeypatch, tmp_path):
     assert (
         json.loads(path.read_text())["environment"]["variables"]["MALLOC_TRIM_THRESHOLD_"] == "123"
     )
-    assert "With `MALLOC_TRIM_THRESHOLD_=123`" in render(path, tmp_path)[0].read_text()
+    assert "`MALLOC_TRIM_THRESHOLD_=123`" in render(path, tmp_path)[0].read_text()
 
 
 def test_threads_are_set_for_the_run_alone(tmp_path):
