@@ -229,8 +229,8 @@ def _differentiable_backward(
         )
     outputs = []
     for channels, _, size in blocks(x.shape[1], options.group_size):
-        part = x[:, channels]
-        view = samples(part, size, options.rows).to(work_dtype(x))
+        block = x[:, channels]
+        view = samples(block, size, options.rows).to(work_dtype(x))
         centred = view - view.mean((0, -1), keepdim=True)
         outer = (centred @ centred.mT).sum(0, dtype=algebra_dtype(x))
         covariance = outer / (view.shape[0] * view.shape[-1])
@@ -238,7 +238,7 @@ def _differentiable_backward(
         y = scaled(W, weight, channels).to(view.dtype) @ centred
         if bias is not None:
             y = y + bias[channels].view(-1, size, 1)
-        outputs.append(restored(y, part, options.rows))
+        outputs.append(restored(y, block, options.rows))
     inputs = [t for t, want in zip((x, weight, bias), wanted, strict=True) if want]
     y = torch.cat(outputs, 1).to(g.dtype)
     grads = iter(torch.autograd.grad(y, cast(list[Tensor], inputs), g, create_graph=True))

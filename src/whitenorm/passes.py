@@ -94,20 +94,19 @@ def moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tenso
     count = max(x.shape[0] * x.shape[-1], 1)
     if can_look(x):
         few = x.numel() <= PIECE  # then dtype costs nothing
-        mean, central = _centred(sums(x.to(dtype) if few else x, None, dtype), count)
+        mean, central = _centred(*sums(x.to(dtype) if few else x, None, dtype), count)
         squares = central.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         if not (torch.addcmul(squares, mean, mean, value=-count / FAR**2) < 0).any():
             return None, mean, central
         if few:
             return mean.to(work_dtype(x)), mean, central
     shift = some_mean(x)
-    mean, central = _centred(sums(x, shift, dtype), count)
+    mean, central = _centred(*sums(x, shift, dtype), count)
     return shift, shift + mean, central
 
 
-def _centred(sums: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+def _centred(total: Tensor, outer: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The mean and the second central moment from the sums of x and of x x^T."""
-    total, outer = sums
     mean = total / count
     return mean, torch.baddbmm(outer, total, mean.mT, alpha=-1)
 

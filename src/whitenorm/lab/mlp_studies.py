@@ -183,6 +183,8 @@ FIG3 = Study(
 
 _RATES = (0.1, 0.2, 0.5, 1, 2)
 _NNN = {"method.eps": (0.001, 0.01, 0.1, 1), "method.interval": (20, 50, 100, 200, 500)}
+_FEW_RATES = (0.1, 0.5, 2)
+_FEW_NNN = {"method.eps": (0.1, 1), "method.interval": (50,)}
 
 
 def _compared(base: Run, dbn: Settings, rates: tuple[float, ...], nnn: Settings) -> list[Curve]:
@@ -225,8 +227,8 @@ FIG4 = Study(
     scales={
         "small": Scale(
             _fig4(
-                (0.1, 0.5, 2),
-                {"method.eps": (0.1, 1), "method.interval": (50,)},
+                _FEW_RATES,
+                _FEW_NNN,
                 iterations=300,
                 evaluate_every=5,
                 probes={"fisher": {"every": 50, "samples": 2000}},
@@ -330,7 +332,7 @@ FIG5 = Study(
     question="How much should be whitened together, and is it worth its time?",
     scales={
         "small": Scale(
-            _fig5((0.1, 0.5, 2), {"method.eps": (0.1, 1), "method.interval": (50,)}, epochs=15),
+            _fig5(_FEW_RATES, _FEW_NNN, epochs=15),
             seeds=3,
             duration="5 min on 2 cores",
             reduced="15 instead of 100 epochs; a grid of 3 learning rates, and for NNN 2 eps and "

@@ -47,6 +47,16 @@ def _logarithmic(axes: Axes, **axis: int) -> None:
         ticks.set_minor_formatter(FuncFormatter(lambda *_: ""))
 
 
+def _look(index: int, case: dict[str, Any]) -> dict[str, Any]:
+    """How the curve of the case at this index is drawn."""
+    return {
+        "color": PALETTE[index % len(PALETTE)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markersize": 4,
+        "label": case["title"],
+    }
+
+
 def _bars(record: dict[str, Any]) -> Figure:
     """Each ratio with its quartiles, as a share of its bar."""
     entries = list(bars_of(record))
@@ -81,14 +91,7 @@ def _layer_groups(record: dict[str, Any]) -> Figure:
             for a in case["alternatives"].values()
             if a["info"]["kind"] == "dbn"
         ]
-        left.plot(
-            *zip(*points, strict=True),
-            color=PALETTE[index % len(PALETTE)],
-            marker=_MARKERS[index % len(_MARKERS)],
-            markersize=4,
-            lw=1.2,
-            label=case["title"],
-        )
+        left.plot(*zip(*points, strict=True), lw=1.2, **_look(index, case))
     _logarithmic(left, x=2, y=10)
     left.axhline(1, color="black", lw=1)
     left.set(
@@ -136,14 +139,7 @@ def _roofline(record: dict[str, Any]) -> Figure:
             for found, name, limits in layer_bounds(record)
             if found is case and name != "bn"
         ]
-        axes.plot(
-            *zip(*points, strict=True),
-            color=PALETTE[index % len(PALETTE)],
-            marker=_MARKERS[index % len(_MARKERS)],
-            markersize=4,
-            lw=0.8,
-            label=case["title"],
-        )
+        axes.plot(*zip(*points, strict=True), lw=0.8, **_look(index, case))
     _logarithmic(axes, x=2, y=10)
     axes.set_xticks(intensities, [f"{x:.3g}\n(k={2**i})" for i, x in enumerate(intensities)])
     axes.set(xlabel="operations a byte", ylabel="Gflop/s of forward + backward")
