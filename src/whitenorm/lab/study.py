@@ -140,7 +140,8 @@ class Scale:
         panels: What is compared.
         seeds: How many seeds are drawn.
         duration: Roughly how long it takes, and on what.
-        reduced: What differs from the paper's settings; empty at scale "paper".
+        reduced: What differs from the paper's settings; at scale "paper" at most the number of
+            updates.
         selection: How a point of each grid is chosen.
     """
 
