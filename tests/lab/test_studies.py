@@ -24,7 +24,11 @@ SCALES = [(name, scale) for name, study in STUDIES.items() for scale in study.sc
 
 
 def test_every_figure_and_table_has_a_study_at_both_scales():
-    references = {s.reference: set(s.scales) for s in STUDIES.values() if s.name != "demo"}
+    references = {
+        s.reference: set(s.scales)
+        for s in STUDIES.values()
+        if s.name != "demo" and not s.reference.startswith("Section")
+    }
     expected = [f"Figure {i}" for i in range(2, 8)] + [f"Table {i}" for i in range(1, 4)]
     assert references == {reference: {"small", "paper"} for reference in expected}
 
@@ -74,7 +78,7 @@ def test_the_paper_scale_is_as_published():
     """Spot checks against the paper's text and the authors' scripts."""
     curve, run = settings("fig3", "4-layer MLP", "DBN-ZCA")
     assert curve.grid == {"optimiser.lr": (0.1, 0.5, 1, 5)}
-    assert (run.model["hidden"], run.batch_size, run.iterations) == ([100] * 3, None, 1000)
+    assert (run.model["hidden"], run.batch_size, run.iterations) == ([100] * 3, None, 240)
     assert (run.subset, run.schedule) == ({"train": 50_000}, {"name": "halve", "interval": 40})
     _, pca = settings("fig3", "4-layer MLP", "DBN-PCA")
     assert {**pca.method, "name": "dbn"} == run.method  # like for like

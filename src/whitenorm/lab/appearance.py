@@ -62,6 +62,8 @@ _COLUMNS = {
     "fisher.at_90_percent": "condition number (at 90%)",
     "fisher.at_smallest": "condition number",
     "jacobian.median": "median singular value",
+    "jacobian.log10_deviation": "deviation of log10 of singular values",
+    "jacobian.log10_rms": "RMS of log10 of singular values",
     "activations.correlation": "mean |correlation|",
     "activations.condition": "condition number",
 }
@@ -80,6 +82,8 @@ _USUAL = {
     "DBN-L1": 5,
     "Baseline + conv": 5,
     "plain": 6,
+    "running whitening": 0,
+    "running covariance": 1,
 }
 _FACTORS = {"seconds_per_iteration": 1e3}
 

@@ -14,7 +14,18 @@ from dataclasses import dataclass
 from whitenorm.lab.results import Results, Summary
 from whitenorm.lab.study import Curve, Panel, Verdict
 
-__all__ = ["at_least", "compare", "faster", "lower", "ratio_within", "together"]
+__all__ = [
+    "at",
+    "at_least",
+    "compare",
+    "faster",
+    "final",
+    "lower",
+    "middle",
+    "no_higher",
+    "ratio_within",
+    "together",
+]
 
 Judge = Callable[[Results], Verdict]
 Measure = Callable[[Results, Curve], Summary]
@@ -45,6 +56,11 @@ def final(metric: str) -> Measure:
     return lambda results, curve: results.final(curve, metric)
 
 
+def at(column: str, when: str) -> Measure:
+    """A column at the "start" or the "end" of training."""
+    return lambda results, curve: results.at(curve, column, when)
+
+
 def middle(column: str) -> Measure:
     """log10 of the median of a column over training."""
     return lambda results, curve: results.middle(curve, column)
@@ -66,6 +82,22 @@ def lower(
         for panel, winner, loser in _present(results, pairs, panels):
             a, b = measure(results, winner), measure(results, loser)
             found.append(Comparison(_text(panel, winner, a, loser, b), compare(a, b)))
+        return _verdict(found)
+
+    return judge
+
+
+def no_higher(measure: Measure, pairs: Iterable[tuple[str, str]]) -> Judge:
+    """Whether, of each pair (one, other), the one's measure isn't clearly above the other's."""
+    pairs = tuple(pairs)
+
+    def judge(results: Results) -> Verdict:
+        found = []
+        for panel, one, other in _present(results, pairs, None):
+            a, b = measure(results, one), measure(results, other)
+            above = compare(b, a)
+            holds = None if above is None else not above
+            found.append(Comparison(_text(panel, one, a, other, b), holds))
         return _verdict(found)
 
     return judge

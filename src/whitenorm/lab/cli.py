@@ -170,7 +170,8 @@ def report(
 ) -> None:
     """Rebuild figures and page from records alone.
 
-    Reads every `records/*.jsonl` below DIR; writes DIR/figures and DIR/report.html.
+    Reads every `records/*.jsonl` below DIR; writes DIR/figures and DIR/report.html. Pages beside
+    DIR, or in docs there, that name it as their records have their numbers filled in.
 
     Example: `whitenorm report runs`
     """

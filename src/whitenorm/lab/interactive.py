@@ -33,6 +33,19 @@ def figures(results: Results, key: str) -> Iterator[dict[str, Any]]:
                     **_swap_figure(found),
                 }
             continue
+        if view.kind == "across":
+            if lines := results.across(view, panels):
+                ticks = {"tickvals": [*range(len(panels))], "ticktext": [p.name for p in panels]}
+                figure = _line_figure(results, view, panels[0], lines, key)
+                figure["layout"]["xaxis"] = ticks
+                yield {
+                    "key": f"{key}-{view.name}",
+                    "title": view.title,
+                    "wide": False,
+                    "note": "",
+                    **figure,
+                }
+            continue
         for index, panel in enumerate(panels):
             if lines := results.series(view, panel):
                 yield {

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from whitenorm.lab.appearance import FIGURE_STYLE, PALETTE, axis_title, colours
-from whitenorm.lab.results import Results
+from whitenorm.lab.results import Results, Series
 from whitenorm.lab.study import Panel, View
 
 __all__ = ["draw", "draw_all", "illustrations", "quadrants"]
@@ -41,7 +41,25 @@ def draw(results: Results, view: View) -> Figure | None:
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         if view.kind == "swap":
             return _draw_swap(results, panels)
+        if view.kind == "across":
+            return _draw_across(results, view, panels)
         return _draw_lines(results, view, panels)
+
+
+def _draw_across(results: Results, view: View, panels: list[Panel]) -> Figure | None:
+    lines = results.across(view, panels)
+    if not lines:
+        return None
+    figure = Figure(figsize=(4.8, 3.7), layout="constrained")
+    axes = figure.subplots()
+    _draw_series(view, lines, colours(panels[0]), axes)
+    axes.set_xticks(range(len(panels)), [panel.name for panel in panels])
+    axes.set_ylabel(axis_title(view, "y"))
+    axes.legend()
+    figure.suptitle(view.title, fontsize=11)
+    seeds = {len(results.records(c)) for p in panels for c in p.curves if results.records(c)}
+    figure.supxlabel(_seeds_note(view, seeds), fontsize=8, color="#666666")
+    return figure
 
 
 def _draw_lines(results: Results, view: View, panels: list[Panel]) -> Figure | None:
@@ -59,17 +77,33 @@ def _draw_lines(results: Results, view: View, panels: list[Panel]) -> Figure | N
         axes.set_title(panel.name, fontsize=10)
     figure.suptitle(view.title, fontsize=11)
     seeds = {len(line.records) for panel in panels for line in results.series(view, panel)}
-    count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    kind = "geometric mean" if "y" in view.log else "mean"
-    note = f"lines: {kind} over {count} seeds; bands: from the smallest to the largest"
-    figure.supxlabel(note, fontsize=8, color="#666666")
+    figure.supxlabel(_seeds_note(view, seeds), fontsize=8, color="#666666")
     return figure
 
 
+def _seeds_note(view: View, seeds: set[int]) -> str:
+    count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    kind = "geometric mean" if "y" in view.log else "mean"
+    return f"lines: {kind} over {count} seeds; bands: from the smallest to the largest"
+
+
 def _draw_panel(results: Results, view: View, panel: Panel, axes: Any) -> None:
-    palette = colours(panel)
+    lines = results.series(view, panel)
+    _draw_series(view, lines, colours(panel), axes)
+    axes.set_xlabel(axis_title(view, "x"))
+    axes.set_ylabel(axis_title(view, "y"))
+    if "x" in view.log:
+        axes.set_xscale("log")
+        values = sorted({x for line in lines for x in line.x})
+        if len(values) <= 10:  # a few chosen values say more than powers of ten
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.minorticks_off()
+    axes.legend()
+
+
+def _draw_series(view: View, lines: list[Series], palette: dict[str, str], axes: Any) -> None:
     labels = list(palette)
-    for line in results.series(view, panel):
+    for line in lines:
         solid = line.column == view.y[0]
         every = max(len(line.x) // 8, 1)
         axes.plot(
@@ -85,17 +119,8 @@ def _draw_panel(results: Results, view: View, panel: Panel, axes: Any) -> None:
         axes.fill_between(
             line.x, line.low, line.high, color=palette[line.label], alpha=0.18, linewidth=0
         )
-    axes.set_xlabel(axis_title(view, "x"))
-    axes.set_ylabel(axis_title(view, "y"))
-    if "x" in view.log:
-        axes.set_xscale("log")
-        values = sorted({x for line in results.series(view, panel) for x in line.x})
-        if len(values) <= 10:  # a few chosen values say more than powers of ten
-            axes.set_xticks(values, [f"{value:g}" for value in values])
-            axes.minorticks_off()
     if "y" in view.log:
         axes.set_yscale("log")
-    axes.legend()
 
 
 def _legend(label: str, diverged: int, runs: int) -> str:

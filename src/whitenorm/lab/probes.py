@@ -57,7 +57,13 @@ def _jacobian(model: nn.Module, dataset: Dataset, samples: int = 64) -> dict[str
     values = jacobian_singular_values(model, _sample(model, dataset, samples)).flatten()
     logs = values.clamp(min=torch.finfo(values.dtype).tiny).log10()
     low, median, high = torch.quantile(values, values.new_tensor([0.05, 0.5, 0.95])).tolist()
-    return {"low": low, "median": median, "high": high, "log10_deviation": float(logs.std())}
+    return {
+        "low": low,
+        "median": median,
+        "high": high,
+        "log10_deviation": float(logs.std()),
+        "log10_rms": float(logs.square().mean().sqrt()),
+    }
 
 
 def _activations(model: nn.Module, dataset: Dataset, samples: int = 1000) -> dict[str, float]:

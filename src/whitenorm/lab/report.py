@@ -21,6 +21,7 @@ from plotly.offline import get_plotlyjs
 import whitenorm
 from whitenorm.lab.appearance import colours, metric_name, number, point_text, summary
 from whitenorm.lab.interactive import figures
+from whitenorm.lab.ledger import fill_pages
 from whitenorm.lab.plots import draw_all
 from whitenorm.lab.records import Record, RecordError, find_records
 from whitenorm.lab.results import Results
@@ -100,7 +101,7 @@ def single_runs(records: Iterable[Record]) -> Study:
 
 
 def build_report(folder: Path) -> Path:
-    """Draws the figures of a folder's records and writes its ``report.html``."""
+    """Draws the figures of a folder's records, writes its ``report.html``, fills its pages."""
     folder = Path(folder)
     found = find_results(folder)
     if not found.results:
@@ -122,6 +123,7 @@ def build_report(folder: Path) -> Path:
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(page, encoding="utf-8")
     os.replace(temporary, path)
+    fill_pages(folder, [results for _, results in found.results])
     return path
 
 

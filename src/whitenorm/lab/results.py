@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from whitenorm.lab.records import Record
@@ -155,6 +156,35 @@ class Results:
                     lines.append(Series(curve.label, column, *line, records=tuple(records)))
         return lines
 
+    def across(self, view: View, panels: Sequence[Panel]) -> list[Series]:
+        """The lines of a view with the panels along its abscissa, at 0, 1, 2 and so on."""
+        lines = []
+        labels = dict.fromkeys(curve.label for panel in panels for curve in panel.curves)
+        for label, column in product(labels, view.y):
+            rows, records = [], []
+            for place, panel in enumerate(panels):
+                if all(curve.label != label for curve in panel.curves):
+                    continue
+                curve = panel.curve(label)
+                values = [v for v in self.at(curve, column, view.x).values if math.isfinite(v)]
+                if values:
+                    rows.append((float(place), *_over(values, "y" in view.log)))
+                    records += self.records(curve)
+            if rows:
+                x, mean, low, high = (list(part) for part in zip(*rows, strict=True))
+                lines.append(Series(label, column, x, mean, low, high, records=tuple(records)))
+        return lines
+
+    def at(self, curve: Curve, column: str, when: str) -> Summary:
+        """A column at the "start" or the "end" of training, over seeds."""
+        index = {"start": 0, "end": -1}[when]
+        pairs: list[tuple[Record, float | None]] = []
+        for record in self.records(curve):
+            numbers = record.column(column)
+            value = numbers[index] if numbers else None
+            pairs.append((record, math.inf if numbers and value is None else value))
+        return summarise(pairs)
+
     def ours(self, number: PaperNumber) -> Summary | None:
         """What the records have in place of the paper's number; None if they don't."""
         try:
@@ -185,6 +215,12 @@ def _abscissa(x: str, y: str) -> str:
     return f"{probe}.{x}" if column else x
 
 
+def _over(values: Sequence[float], geometric: bool) -> tuple[float, float, float]:
+    """Mean, smallest and largest."""
+    mean = statistics.geometric_mean if geometric and min(values) > 0 else statistics.fmean
+    return mean(values), min(values), max(values)
+
+
 def _mean_line(
     records: list[Record], x: str, y: str, geometric: bool
 ) -> tuple[list[float], list[float], list[float], list[float]] | None:
@@ -195,8 +231,7 @@ def _mean_line(
     for i in range(length):
         xs, ys = [a[i] for a, _ in columns], [b[i] for _, b in columns]
         if None not in xs and None not in ys:
-            mean = statistics.geometric_mean if geometric and min(ys) > 0 else statistics.fmean
-            rows.append((statistics.fmean(xs), mean(ys), min(ys), max(ys)))
+            rows.append((statistics.fmean(xs), *_over(ys, geometric)))
     if not rows:
         return None
     return tuple(list(column) for column in zip(*rows, strict=True))  # type: ignore[return-value]

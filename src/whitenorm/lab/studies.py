@@ -1,4 +1,4 @@
-r"""The studies: one table, a row for each figure and table of the paper.
+r"""The studies: one table, a row for each figure and table of the paper and what else it says.
 
 At scale "paper" the settings are those of the paper's text, and where it is silent those of the
 authors' published scripts. At scale "small" the same question is asked of less, in minutes. What a
@@ -8,6 +8,7 @@ row is made of is in :mod:`whitenorm.lab.study`; to add a study is to add a row.
 from __future__ import annotations
 
 from whitenorm.lab.cnn_studies import FIG6, FIG7, TABLE1, TABLE2, TABLE3
+from whitenorm.lab.extra_studies import ISOMETRY, RUNNING
 from whitenorm.lab.mlp_studies import DEMO, FIG2, FIG3, FIG4, FIG5
 from whitenorm.lab.study import Study
 
@@ -15,7 +16,11 @@ __all__ = ["STUDIES", "find_study"]
 
 STUDIES: dict[str, Study] = {
     study.name: study
-    for study in (FIG2, FIG3, FIG4, FIG5, FIG6, FIG7, TABLE1, TABLE2, TABLE3, DEMO)
+    for study in (
+        *(FIG2, FIG3, FIG4, FIG5, FIG6, FIG7),
+        *(TABLE1, TABLE2, TABLE3),
+        *(ISOMETRY, RUNNING, DEMO),
+    )
 }
 
 

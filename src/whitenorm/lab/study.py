@@ -189,13 +189,15 @@ class Scale:
 
 @dataclass(frozen=True)
 class View:
-    """Something to draw of each panel.
+    """Something to draw of the panels.
 
     Args:
         name: For file names.
         title: Above the drawing.
-        kind: "line", or "swap" for the illustration of axis swapping.
-        x: Column for the abscissa: "iteration", "epoch", "seconds" or any other.
+        kind: "line"; "across" for one plot with the panels along the abscissa; or "swap" for the
+            illustration of axis swapping.
+        x: Column for the abscissa: "iteration", "epoch", "seconds" or any other. Across panels:
+            "start" or "end" of training.
         y: Columns for the ordinate; the first is drawn solid, the second dashed.
         log: Axes that are logarithmic, "x", "y" or "xy".
         panels: Names of the panels it is for; None for all.

@@ -1,22 +1,17 @@
-r"""Cells and tables in Markdown."""
+r"""Cells of tables in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
-    "Row",
     "cell",
     "label",
     "milliseconds",
     "ratio_of",
     "size_text",
-    "table",
     "with_quartiles",
 ]
-
-Row = Sequence[object]
 
 
 def label(name: str) -> str:
@@ -80,9 +75,3 @@ def milliseconds(case: dict[str, Any], name: str, quantity: str) -> str:
 def size_text(count: float) -> str:
     """Bytes."""
     return f"{count / 2**20:.4g} MiB"
-
-
-def table(head: Row, rows: Iterable[Row]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

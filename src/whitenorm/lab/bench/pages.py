@@ -3,17 +3,15 @@ r"""Records -> files: tables and figures of each, and the blocks of a page."""
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from whitenorm.lab.bench.run import BenchError, read
 from whitenorm.lab.bench.tables import tables
+from whitenorm.lab.blocks import fill_blocks
 
 __all__ = ["fill", "render"]
-
-_BLOCK = re.compile(r"<!-- bench: (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def render(json_path: Path | str, out_dir: Path | str) -> list[Path]:
@@ -46,16 +44,7 @@ def fill(page: Path | str, json_paths: Iterable[Path | str], figures: Path | str
             if name != "page":
                 link = Path(os.path.relpath(file, page.parent)).as_posix()
                 blocks[name] = f"![{_ALT[name]}]({link})"
-    replaced = []
-
-    def replacement(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in blocks:
-            return match[0]
-        replaced.append(name)
-        return f"<!-- bench: {name} -->\n\n{blocks[name]}\n\n<!-- end -->"
-
-    text = _BLOCK.sub(replacement, page.read_text())
+    text, replaced, _ = fill_blocks(page.read_text(), "bench", blocks)
     if missing := set(blocks) - set(replaced):
         raise BenchError(
             f"{page} has no block for {', '.join(sorted(missing))}; add "

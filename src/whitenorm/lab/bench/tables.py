@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from whitenorm.lab.bench.markdown import (
-    Row,
     cell,
     label,
     milliseconds,
     ratio_of,
     size_text,
-    table,
     with_quartiles,
 )
 from whitenorm.lab.bench.roofline import bound
+from whitenorm.lab.blocks import Row, table
 
 __all__ = ["bars_of", "curve", "layer_bounds", "main_layers", "slope", "tables"]
 

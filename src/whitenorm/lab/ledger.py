@@ -1,0 +1,137 @@
+r"""The ledger: what the paper claims and what the records say, as blocks of Markdown pages.
+
+A page names its records, ``<!-- records: ../results -->``, and has blocks to be filled:
+``<!-- results: summary -->`` with a row a claim, and for each study and scale
+``fig3-paper-setting``, ``fig3-paper-claims`` and ``fig3-paper-numbers``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from whitenorm.lab.appearance import metric_name, point_text, summary
+from whitenorm.lab.blocks import fill_blocks, table
+from whitenorm.lab.records import RecordError
+from whitenorm.lab.results import Results
+from whitenorm.lab.studies import STUDIES
+from whitenorm.lab.study import Study
+
+__all__ = ["fill_pages", "ledger"]
+
+_SOURCE = re.compile(r"<!-- records: (\S+) -->")
+
+
+def fill_pages(folder: Path, found: Sequence[Results]) -> list[Path]:
+    """Fills the pages beside a folder of records, and in ``docs`` there, that are about it."""
+    folder = Path(folder).resolve()
+    blocks, filled = ledger(found), []
+    for page in sorted([*folder.parent.glob("*.md"), *folder.parent.glob("docs/**/*.md")]):
+        text = page.read_text(encoding="utf-8")
+        source = _SOURCE.search(text)
+        if source is None or (page.parent / source[1]).resolve() != folder:
+            continue
+        text, _, unknown = fill_blocks(text, "results", blocks)
+        if unknown:
+            raise RecordError(
+                f"{page} asks for {', '.join(unknown)}, which the records of {folder} don't give; "
+                f"they give {', '.join(blocks)}"
+            )
+        page.write_text(text, encoding="utf-8")
+        filled.append(page)
+    return filled
+
+
+def ledger(found: Iterable[Results]) -> dict[str, str]:
+    """The blocks that results give, by name."""
+    found = list(found)
+    blocks = {"summary": _summary(found)}
+    for results in found:
+        key = f"{results.study.name}-{results.scale_name}"
+        blocks[f"{key}-setting"] = _setting(results)
+        blocks[f"{key}-claims"] = _claims(results)
+        blocks[f"{key}-numbers"] = _numbers(results)
+    return blocks
+
+
+def _summary(found: Sequence[Results]) -> str:
+    """A row a claim of the paper; claims of studies without records are there too."""
+    by_study = {r.study.name: r for r in found if r.scale_name == "paper"}
+    rows = []
+    for study in STUDIES.values():
+        if study.name == "demo":
+            continue
+        results = by_study.get(study.name)
+        for claim in study.claims:
+            status = _UNTESTED if results is None else _status(claim.judge(results).status)
+            rows.append((study.reference, claim.quote, _command(study, "paper"), status))
+    return table(("where", "the paper says", "run again", "verdict"), rows)
+
+
+_UNTESTED = "not tested at this scale"
+
+
+def _status(status: str) -> str:
+    return _UNTESTED if status == "not tested" else f"**{status}**"
+
+
+def _command(study: Study, scale: str) -> str:
+    return f"`whitenorm run {study.name} --scale {scale}`"
+
+
+def _setting(results: Results) -> str:
+    """How the records were made."""
+    study, scale, records = results.study, results.scale, list(results.all.values())
+    seeds = {len(results.records(curve)) for _, curve in scale.curves()} - {0}
+    seconds = sum(record.final.get("seconds") or 0.0 for record in records)
+    machines = dict.fromkeys(
+        f"{e['threads']} thread of {e['cores']} cores of {e['cpu']}, torch {e['torch']}, "
+        f"Python {e['python']}"
+        for e in (record.environment for record in records)
+    )
+    days = sorted({record.started[:10] for record in records})
+    grid = len(scale.grid_runs())
+    lines = [
+        f"{_command(study, results.scale_name)}: {len(records)} runs, "
+        f"{_range(sorted(seeds))} seeds of each curve"
+        + (f"; a grid of {grid} runs of one seed chose by {scale.selection.text}" if grid else "")
+        + f". {seconds / 60:.0f} minutes of training on {' and '.join(machines)}; "
+        f"{_range(days)}."
+    ]
+    if scale.reduced:
+        lines.append(f"Reduced: {scale.reduced}.")
+    return "\n\n".join([*lines, "\n".join(f"- {note}" for note in study.notes)]).strip()
+
+
+def _range(values: Sequence[object]) -> str:
+    if not values:
+        return "no"
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def _claims(results: Results) -> str:
+    """Each claim: the paper's words, what counts, the verdict and every comparison behind it."""
+    parts = []
+    for claim in results.study.claims:
+        verdict = claim.judge(results)
+        parts.append(f"> {claim.quote}")
+        parts.append(f"{_status(verdict.status)}. What counts: {claim.criterion}.")
+        parts.append("\n".join(f"- {line}" for line in verdict.evidence) or "- no records")
+    return "\n\n".join(parts)
+
+
+def _numbers(results: Results) -> str:
+    """Last values of every curve, mean ± standard deviation over seeds."""
+    metrics = results.study.metrics
+    rows = [
+        (
+            panel.name,
+            curve.label,
+            point_text(results.choice(curve).point) or "-",
+            len(results.records(curve)),
+            *(summary(results.final(curve, metric), metric) for metric in metrics),
+        )
+        for panel, curve in results.scale.curves()
+    ]
+    return table(("", "curve", "chosen", "n", *map(metric_name, metrics)), rows)
