@@ -1,13 +1,24 @@
 """The table of studies: complete, as published, and judged by its records alone."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from tiny_study import BASE, GRID, tiny_study
 
 from whitenorm.lab import studies
-from whitenorm.lab.claims import at_least, compare, faster, final, lower, middle, ratio_within
+from whitenorm.lab.claims import (
+    at,
+    at_least,
+    compare,
+    faster,
+    final,
+    lower,
+    middle,
+    no_higher,
+    ratio_within,
+)
 from whitenorm.lab.data import SOURCES
 from whitenorm.lab.dryrun import dry_run
 from whitenorm.lab.execution import run_study
@@ -15,7 +26,7 @@ from whitenorm.lab.methods import METHODS, Row
 from whitenorm.lab.records import Record
 from whitenorm.lab.results import Results, Summary
 from whitenorm.lab.studies import STUDIES, find_study
-from whitenorm.lab.study import Curve, Panel, Scale, Selection
+from whitenorm.lab.study import Curve, Panel, Scale, Selection, View
 
 SCALES = [(name, scale) for name, study in STUDIES.items() for scale in study.scales]
 
@@ -278,6 +289,33 @@ def test_medians_over_training_are_compared_in_orders_of_magnitude():
     pairs = [("a", "b"), ("a", "c")]
     verdict = lower(middle("fisher.condition"), pairs)(found)
     assert [line[0] for line in verdict.evidence] == ["✗", "✓"]  # 3.5 +- 0.7, 6.5 +- 2.1
+
+
+def test_no_higher_means_not_clearly_above():
+    judge = no_higher(final("train_loss"), [("a", "b")])
+    assert judge(results(a=[0.1, 0.11, 0.12], b=[0.5, 0.51, 0.52])).status == "holds"
+    assert judge(results(a=[0.1, 0.5, 0.9], b=[0.1, 0.4, 0.8])).status == "holds"
+    assert judge(results(a=[0.5, 0.51, 0.52], b=[0.1, 0.11, 0.12])).status == "does not hold"
+    assert judge(results(a=[0.5, None, 0.52], b=[0.1, 0.11, 0.12])).status == "does not hold"
+    assert judge(results(a=[0.5, 0.51], b=[])).status == "not tested"
+
+
+def test_start_and_end_of_training_are_compared():
+    found = results(a=[[3.0, 0.2], [3.1, 0.2]], b=[[2.0, 1.0], [2.1, 1.1]])
+    column = "fisher.condition"
+    assert lower(at(column, "start"), [("a", "b")])(found).status == "does not hold"
+    assert lower(at(column, "end"), [("a", "b")])(found).status == "holds"
+
+
+def test_a_view_across_panels_has_a_point_for_each():
+    found = results(a=[[3.0, 0.2], [5.0, 0.4]], b=[[2.0, 1.0], [2.0, 4.0]])
+    panel = found.scale.panels[0]
+    view = View("x", "x", kind="across", x="end", y=("train_loss",))
+    a, b = found.across(view, [panel, Panel("other", panel.curves[1:]), panel])
+    assert (a.label, a.x, a.mean, a.low) == ("a", [0, 2], [pytest.approx(0.3)] * 2, [0.2] * 2)
+    assert (b.label, b.x, b.mean, b.high) == ("b", [0, 1, 2], [2.5] * 3, [4.0] * 3)
+    (b,) = found.across(replace(view, log="y"), [Panel("other", panel.curves[1:])])
+    assert b.mean == [pytest.approx(2.0)]
 
 
 def test_bounds_and_ratios():
