@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import torch
+
 from whitenorm.lab.claims import final, lower
 from whitenorm.lab.execution import run_study
 from whitenorm.lab.runs import Run
@@ -52,6 +54,29 @@ def comparable(record):
 
 def comparables(records):
     return {key: comparable(record) for key, record in records.items()}
+
+
+def without_times(outcome):
+    """An outcome, or a record, without what differs from one execution to the next."""
+    history = {k: v for k, v in outcome.history.items() if k != "seconds"}
+    final = {k: v for k, v in outcome.final.items() if not k.startswith("seconds")}
+    return outcome.status, final, history, outcome.probes
+
+
+def assert_same(a, b):
+    """Nested values are the same, tensors to the bit."""
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
 
 
 if __name__ == "__main__":

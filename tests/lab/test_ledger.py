@@ -102,7 +102,7 @@ def test_a_claim_has_its_words_criterion_numbers_command_and_verdict(recorded):
     assert f"**{verdict.status}**. What counts: its loss is." in text
     assert f"- {verdict.evidence[0]}" in text
     assert "(n=2)" in text
-    row = f"| no figure | BN beats plain. | `whitenorm run tiny --scale paper` | **{verdict.status}"
+    row = f"BN beats plain. | `whitenorm run tiny --scale paper` | **{verdict.status}** |"
     assert row in blocks["summary"]
     assert (
         "`whitenorm run tiny --scale paper`: 9 runs, 2 seeds of each curve; a grid of 6 runs"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
-from tiny_study import BASE
+from tiny_study import BASE, assert_same, without_times
 from torch.nn import functional as F
 
 from whitenorm.lab import methods
@@ -37,12 +37,6 @@ PICTURES = Run(
     epochs=3,
     evaluate_every=2,
 )
-
-
-def without_times(outcome):
-    history = {k: v for k, v in outcome.history.items() if k != "seconds"}
-    final = {k: v for k, v in outcome.final.items() if not k.startswith("seconds")}
-    return outcome.status, final, history, outcome.probes
 
 
 def pictures():
@@ -318,21 +312,6 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(tmp_path, updates):
     assert_same(states[0]["model"], states[1]["model"])
     assert_same(states[0]["optimiser"], states[1]["optimiser"])
     assert torch.equal(states[0]["rng"], states[1]["rng"])
-
-
-def assert_same(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, list | tuple):
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    else:
-        assert a == b
 
 
 # --- checkpoints --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from whitenorm.lab.runs import Run
 
 __all__ = ["Checkpoint", "CheckpointError"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 class CheckpointError(Exception):

@@ -3,6 +3,7 @@ r"""The ``whitenorm`` command: what can be asked for. What it does is in ``comma
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from whitenorm.lab.checkpoints import CheckpointError
 from whitenorm.lab.data import DataError, fetch
 from whitenorm.lab.executors import EXECUTORS, ExecutorError
 from whitenorm.lab.records import RecordError
+from whitenorm.lab.replicas import number_of_replicas
 from whitenorm.lab.report import build_report
 from whitenorm.lab.runs import Run
 from whitenorm.lab.studies import find_study
@@ -203,6 +205,16 @@ def train(
     precision: Annotated[
         str, typer.Option(help="`float32`, `float64`, or `bf16` (autocast).")
     ] = "float32",
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Parts that a batch is cut into, to save memory.")
+    ] = 1,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Channels last in memory, for pictures.")
+    ] = False,
+    sync: Annotated[
+        bool,
+        typer.Option("--sync", help="DBN layers whiten with the statistics of all replicas."),
+    ] = False,
     options: Annotated[
         list[str] | None,
         typer.Option(
@@ -220,11 +232,17 @@ def train(
     data: Data = None,
     device: Device = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="By default one a core.")] = None,
+    tensorboard: Annotated[
+        bool, typer.Option(help="Log to DIR/tensorboard too, for `tensorboard --logdir`.")
+    ] = True,
 ) -> None:
     """Train one configuration, with checkpoints, and write its record.
 
     Ctrl-C stops after the update at hand and keeps a checkpoint; `--resume` goes on from it, to
     the same result as if nothing had happened.
+
+    Started by torchrun, its processes train together: a batch is shared out among them, and each
+    normalises with its own part, as the paper's GPUs did, unless `--sync` is given.
 
     Examples:
 
@@ -235,6 +253,8 @@ def train(
     - `whitenorm train --dataset cifar10 --set dataset.augment=crop+flip --model resnet
       --set model.depth=20 --momentum 0.9 --weight-decay 1e-4 --schedule steps
       --set schedule.at=[80,120] --epochs 160 --out runs/res20`
+
+    - `torchrun --nproc-per-node 2 -m whitenorm.lab train --dataset mnist --norm dbn --sync`
     """
     given = {"momentum": momentum, "weight_decay": weight_decay}
     with _reported():
@@ -248,10 +268,15 @@ def train(
             iterations=iterations,
             batch_size=batch_size or None,
             precision=precision,
+            accumulate=accumulate,
+            channels_last=channels_last,
+            replicas=number_of_replicas(),
+            synchronized=sync,
             seed=seed,
         ).changed(dict(map(_setting, options or [])))
+        main = os.environ.get("RANK", "0") == "0"
         commands.train_one(
-            console,
+            console if main else Console(quiet=True),
             chosen,
             out,
             resume=resume,
@@ -259,6 +284,7 @@ def train(
             data=data,
             device=_device(device),
             threads=threads,
+            tensorboard=tensorboard,
         )
 
 

@@ -2,9 +2,11 @@ r"""What the commands do, once their options are understood."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -16,16 +18,18 @@ from whitenorm.lab.checkpoints import Checkpoint, CheckpointError
 from whitenorm.lab.data import status
 from whitenorm.lab.display import StudyDisplay, TrainDisplay, numbers_table, verdict_table
 from whitenorm.lab.dryrun import dry_run
+from whitenorm.lab.events import EventLog
 from whitenorm.lab.execution import Job, checkpoint_path, execute, run_study
 from whitenorm.lab.executors import ExecutorError
 from whitenorm.lab.loading import missing
 from whitenorm.lab.records import RecordFile
+from whitenorm.lab.replicas import joined
 from whitenorm.lab.report import build_report
 from whitenorm.lab.results import Results
 from whitenorm.lab.runs import Run
 from whitenorm.lab.studies import STUDIES
 from whitenorm.lab.study import Study
-from whitenorm.lab.training import Interrupted
+from whitenorm.lab.training import Interrupted, Progress
 
 __all__ = ["Stopped", "list_data", "list_studies", "run_and_report", "train_one", "try_study"]
 
@@ -121,26 +125,38 @@ def train_one(
     data: Path | None,
     device: str,
     threads: int | None,
+    tensorboard: bool = True,
 ) -> None:
-    """Trains one run, keeps its state on the way, and records it."""
-    checkpoint = Checkpoint(checkpoint_path(out, run), checkpoint_every, final=True)
-    with RecordFile.of(out, "train", "single") as file:
-        if run.id in file.read():
-            console.print(f"Trained already: record {run.id} in {file.path}")
+    """Trains one run, keeps its state on the way, and records it.
+
+    Every replica that torchrun started calls this; the main one alone writes.
+    """
+    with joined(device) as (replicas, device), contextlib.ExitStack() as stack:
+        checkpoint = Checkpoint(checkpoint_path(out, run), checkpoint_every, final=True)
+        file = RecordFile.of(out, "train", "single")
+        todo = False
+        if replicas.main:
+            stack.enter_context(file)
+            todo = _is_to_be_trained(console, run, file, checkpoint, resume)
+        if not replicas.told(todo):
             return
-        if checkpoint.path.exists() and not resume:
-            raise CheckpointError(
-                f"{checkpoint.path} is there already: give --resume to go on from it, or another "
-                "--out"
-            )
-        job = Job(run, "train", "single", None, data, device, threads or os.cpu_count() or 1)
+        count = threads or max((os.cpu_count() or 1) // _local_replicas(), 1)
+        job = Job(run, "train", "single", None, data, device, count)
         stopping = threading.Event()
         before = signal.signal(signal.SIGINT, lambda *_: stopping.set())
+        watchers: list[Callable[[Progress], None]] = []
+        if replicas.main:
+            watchers.append(stack.enter_context(TrainDisplay(console, run)).watch)
+            if tensorboard:
+                watchers.append(stack.enter_context(EventLog(out / "tensorboard", run)).watch)
         try:
-            with TrainDisplay(console, run) as display:
-                record = execute(
-                    job, checkpoint=checkpoint, watch=display.watch, stop=stopping.is_set
-                )
+            record = execute(
+                job,
+                checkpoint=checkpoint,
+                watch=lambda progress: [watch(progress) for watch in watchers],
+                stop=stopping.is_set,
+                replicas=replicas,
+            )
         except Interrupted as interruption:
             raise Stopped(
                 f"{interruption}; the state is in {checkpoint.path}, and the same command with "
@@ -148,6 +164,8 @@ def train_one(
             ) from None
         finally:
             signal.signal(signal.SIGINT, before)
+        if not replicas.main:
+            return
         file.append(record)
     words = [f"{name} {value:.4g}" for name, value in record.final.items() if value is not None]
     console.print(f"[bold]{record.status}[/]: {', '.join(words)}")
@@ -156,6 +174,23 @@ def train_one(
         f"[bold]whitenorm report {out}[/]",
         soft_wrap=True,
     )
+
+
+def _is_to_be_trained(
+    console: Console, run: Run, file: RecordFile, checkpoint: Checkpoint, resume: bool
+) -> bool:
+    if run.id in file.read():
+        console.print(f"Trained already: record {run.id} in {file.path}")
+        return False
+    if checkpoint.path.exists() and not resume:
+        raise CheckpointError(
+            f"{checkpoint.path} is there already: give --resume to go on from it, or another --out"
+        )
+    return True
+
+
+def _local_replicas() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def list_studies(console: Console, data: Path | None) -> None:

@@ -54,6 +54,9 @@ class Run:
         probes: What to measure on the way: ``{"fisher": {"every": 20, "samples": 2000}}``.
         precision: "float32", "float64", or "bf16" for autocast.
         accumulate: Into how many equal parts a batch is cut, to save memory.
+        channels_last: Whether pictures and weights have their channels last in memory.
+        replicas: How many processes share a batch; each normalises with its own part of it.
+        synchronized: Whether DBN layers whiten with the statistics of all replicas instead.
         seed: Of initialisation, order, augmentation and dropout.
         task: What to do: "train", or another row of ``whitenorm.lab.execution.TASKS``.
 
@@ -79,6 +82,9 @@ class Run:
     probes: Mapping[str, Settings] = field(default_factory=dict)
     precision: str = "float32"
     accumulate: int = 1
+    channels_last: bool = False
+    replicas: int = 1
+    synchronized: bool = False
     seed: int = 0
     task: str = "train"
 
@@ -94,7 +100,8 @@ class Run:
                 f"give either epochs or iterations, got epochs={self.epochs!r} and "
                 f"iterations={self.iterations!r}"
             )
-        for name in ("epochs", "iterations", "batch_size", "evaluate_every", "accumulate"):
+        counts = ("epochs", "iterations", "batch_size", "evaluate_every", "accumulate", "replicas")
+        for name in counts:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
+from whitenorm.distributed import synchronize
 from whitenorm.lab import probes
 from whitenorm.lab.batches import Pictures, make_batches
 from whitenorm.lab.checkpoints import Checkpoint
@@ -21,6 +23,7 @@ from whitenorm.lab.methods import make_method
 from whitenorm.lab.models import build_model
 from whitenorm.lab.optim import learning_rate, make_optimiser
 from whitenorm.lab.randomness import derive, generator
+from whitenorm.lab.replicas import Replicas
 from whitenorm.lab.runs import Run
 
 __all__ = ["Interrupted", "Outcome", "Progress", "Trainer", "train"]
@@ -62,6 +65,7 @@ def train(
     checkpoint: Checkpoint | None = None,
     watch: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    replicas: Replicas | None = None,
 ) -> Outcome:
     """Trains a run to its end, from its checkpoint if there is one.
 
@@ -76,23 +80,37 @@ def train(
         watch: Called after every update.
         stop: Asked after every update; if it says True, the state is saved and
             :class:`Interrupted` is raised.
+        replicas: The processes that train together, each of which calls this; the main one alone
+            reads and writes the checkpoint.
     """
-    device = torch.device(device)
+    device, replicas = torch.device(device), replicas or Replicas()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        trainer = Trainer(run, dataset, device)
-        if checkpoint is not None and (state := checkpoint.load(run, device)) is not None:
-            trainer.load_state_dict(state)
+        trainer = Trainer(run, dataset, device, replicas)
+        if checkpoint is not None:
+            load = checkpoint.load(run, torch.device("cpu")) if replicas.main else None
+            if (state := replicas.told(load)) is not None:
+                trainer.load_state_dict(state)
+
+        def save() -> None:
+            state = trainer.state_dict()
+            if checkpoint is not None and replicas.main:
+                checkpoint.save(run, state)
+
         for point in trainer.updates():
             if watch is not None:
                 done = trainer.iteration
                 watch(Progress(done, trainer.total, done * trainer.batches.batch_size, point))
-            interrupted = stop is not None and stop()
-            if checkpoint is not None and (interrupted or checkpoint.due()):
-                checkpoint.save(run, trainer.state_dict())
+            if not trainer.may_ask():
+                continue
+            due = checkpoint is not None and checkpoint.due()
+            answers = replicas.gathered((stop is not None and stop(), due))
+            interrupted, due = any(asked for asked, _ in answers), answers[0][1]
+            if checkpoint is not None and (interrupted or due):
+                save()
             if interrupted:
                 raise Interrupted(f"stopped after {trainer.iteration} of {trainer.total} updates")
         if checkpoint is not None and checkpoint.final:
-            checkpoint.save(run, trainer.state_dict())
+            save()
         return trainer.outcome()
 
 
@@ -103,11 +121,15 @@ class Trainer:
     ``torch.random.fork_rng`` to leave the caller's alone.
     """
 
-    def __init__(self, run: Run, dataset: Dataset | Pictures, device: torch.device) -> None:
-        if run.precision not in PRECISIONS:
-            raise ValueError(
-                f"unknown precision {run.precision!r}; there are {', '.join(PRECISIONS)}"
-            )
+    def __init__(
+        self,
+        run: Run,
+        dataset: Dataset | Pictures,
+        device: torch.device,
+        replicas: Replicas | None = None,
+    ) -> None:
+        self.replicas = replicas or Replicas()
+        _check(run, self.replicas)
         self.run = run
         self.device = device
         self.dtype = PRECISIONS[run.precision]
@@ -119,10 +141,21 @@ class Trainer:
             input_shape=dataset.input_shape,
             generator=generator(run.seed, "initialisation"),
         ).to(device, self.dtype)
-        torch.manual_seed(derive(run.seed, "dropout"))
+        if run.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if run.synchronized:
+            synchronize(self.model)
+        if self.replicas.count > 1 and self.method.after_step is not None:
+            raise ValueError(
+                f"method {run.method['name']!r} changes weights by what it sees of a batch, which "
+                "would differ between replicas; train it in one process"
+            )
+        self.parallel = self.replicas.wrapped(self.model)
+        others = [self.replicas.rank] if self.replicas.rank else []
+        torch.manual_seed(derive(run.seed, "dropout", *others))
         self.optimiser = make_optimiser(run.optimiser, self.model.parameters())
         self.dataset = dataset
-        self.batches = make_batches(dataset, run, device)
+        self.batches = make_batches(dataset, run, device, self.replicas)
         self.total = run.iterations or (run.epochs or 0) * self.batches.steps_per_epoch
         self.iteration = 0
         self.seconds = 0.0
@@ -156,6 +189,13 @@ class Trainer:
                     break
                 begun = time.perf_counter()
 
+    def may_ask(self) -> bool:
+        """Whether this is an update to look at values, and at what others have to say.
+
+        Asking after every update would keep a GPU waiting.
+        """
+        return self.device.type == "cpu" or self.iteration % 50 == 0 or self._point_is_due()
+
     def outcome(self) -> Outcome:
         """What there is to record."""
         final: dict[str, float | None] = {
@@ -173,7 +213,7 @@ class Trainer:
         return Outcome(status, final, self.history, self.probes, reason=self.reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the training depends on."""
+        """All that the rest of the training depends on; all replicas have to ask for it."""
         return {
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
@@ -182,11 +222,16 @@ class Trainer:
             "reason": self.reason,
             "history": self.history,
             "probes": self.probes,
-            "sums": self._sums,
+            "replicas": self.replicas.gathered(self._own_state()),
+        }
+
+    def _own_state(self) -> dict[str, Any]:
+        """What differs between replicas."""
+        on_gpu = self.device.type == "cuda"
+        return {
+            "sums": self._sums.cpu(),
             "rng": torch.get_rng_state(),
-            "cuda_rng": (
-                torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-            ),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if on_gpu else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -198,10 +243,11 @@ class Trainer:
         self.reason = state["reason"]
         self.history = state["history"]
         self.probes = state["probes"]
-        self._sums = state["sums"].to(self.device)
-        torch.set_rng_state(state["rng"].cpu())
-        if state["cuda_rng"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)
+        own = state["replicas"][self.replicas.rank]
+        self._sums = own["sums"].to(self.device)
+        torch.set_rng_state(own["rng"])
+        if own["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(own["cuda_rng"], self.device)
 
     def _update(self, x: Tensor, y: Tensor) -> None:
         self._set_learning_rate()
@@ -215,26 +261,40 @@ class Trainer:
             self._accumulate_gradient(x, y)
             self.optimiser.step()
             self.iteration += 1
-            # On a GPU, asking after every update would keep it waiting.
-            asked = self.device.type == "cpu" or self.iteration % 50 == 0 or self._point_is_due()
-            if asked and not math.isfinite(float(self._sums[0])):
+            if self.may_ask() and not self._loss_is_finite():
                 self.reason = f"the loss was no number at update {self.iteration}"
             elif self.method.after_step is not None:
                 self.method.after_step(self.model, x, self.iteration)
         except torch.linalg.LinAlgError as error:
+            if self.replicas.count > 1:  # the others know nothing of it
+                raise
             # Activations may overflow, and their decomposition fail, before the loss does.
             self.reason = f"a decomposition failed at update {self.iteration}: {error}"
 
+    def _loss_is_finite(self) -> bool:
+        return math.isfinite(float(self.replicas.add(self._sums[:1].clone())))
+
     def _accumulate_gradient(self, x: Tensor, y: Tensor) -> None:
-        size = -(-len(x) // self.run.accumulate)
-        for part, target in zip(x.split(size), y.split(size), strict=True):
-            with self._autocast():
-                logits = self.model(part)
-            loss = F.cross_entropy(logits.to(self.dtype), target)
-            (loss * (len(part) / len(x))).backward()
+        if self.run.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        parts = list(zip(*(t.tensor_split(self.run.accumulate) for t in (x, y)), strict=True))
+        # Replicas' gradients are averaged, whatever their shares of the batch.
+        whole = self.batches.batch_size / self.replicas.count
+        for i, (part, target) in enumerate(parts):
+            with self._alone(i + 1 < len(parts)):
+                with self._autocast():
+                    logits = self.parallel(part)
+                loss = F.cross_entropy(logits.to(self.dtype), target)
+                (loss * (len(part) / whole)).backward()
             wrong = (logits.detach().argmax(1) != target).sum()
             sums = [loss.detach() * len(part), wrong, torch.full_like(wrong, len(part))]
             self._sums += torch.stack([value.double() for value in sums])
+
+    def _alone(self, alone: bool) -> contextlib.AbstractContextManager[Any]:
+        """Without averaging gradients, which one pass of an update does for all."""
+        if alone and isinstance(self.parallel, DistributedDataParallel):
+            return self.parallel.no_sync()
+        return contextlib.nullcontext()
 
     def _set_learning_rate(self) -> None:
         rate = learning_rate(
@@ -253,7 +313,7 @@ class Trainer:
 
     def _take_point(self) -> None:
         """Appends to the curve: losses and errors (%), of training since the last point."""
-        loss, wrong, examples = self._sums.tolist()
+        loss, wrong, examples = self.replicas.add(self._sums.clone()).tolist()
         self._sums.zero_()
         point: dict[str, float | None] = {
             "iteration": self.iteration,
@@ -270,22 +330,26 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> dict[str, float | None]:
         """Loss and errors (%) on the test set, in eval mode; empty if there is no test set."""
-        loss, wrong, wrong5, examples = 0.0, 0, 0, 0
+        sums = torch.zeros(4, dtype=torch.float64)  # of loss, wrong, wrong among five, examples
+        self.replicas.share_buffers(self.model)
         self.model.eval()
         for x, y in self.batches.test():
+            if self.run.channels_last:
+                x = x.contiguous(memory_format=torch.channels_last)
             with self._autocast():
                 logits = self.model(x.to(self.dtype))
-            loss += float(F.cross_entropy(logits.to(self.dtype), y, reduction="sum"))
+            loss = F.cross_entropy(logits.to(self.dtype), y, reduction="sum")
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices == y[:, None]
-            wrong += int((~best[:, 0]).sum())
-            wrong5 += int((~best.any(1)).sum())
-            examples += len(y)
+            wrong = [(~best[:, 0]).sum(), (~best.any(1)).sum()]
+            sums += torch.tensor([float(loss), *map(int, wrong), len(y)], dtype=torch.float64)
         self.model.train()
+        loss, *counts = self.replicas.add(sums.to(self.device)).tolist()
+        wrong1, wrong5, examples = counts
         if examples == 0:
             return {}
         return {
             "test_loss": loss / examples,
-            "test_error": 100 * wrong / examples,
+            "test_error": 100 * wrong1 / examples,
             "test_top5_error": 100 * wrong5 / examples,
         }
 
@@ -308,3 +372,15 @@ class Trainer:
         if self.run.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
+
+
+def _check(run: Run, replicas: Replicas) -> None:
+    if run.precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {run.precision!r}; there are {', '.join(PRECISIONS)}")
+    if run.replicas != replicas.count:
+        raise ValueError(
+            f"the run is for {run.replicas} replicas, and there are {replicas.count}: start "
+            f"it with torchrun --nproc-per-node {run.replicas}"
+        )
+    if run.synchronized and run.replicas == 1:
+        raise ValueError("synchronized=True needs several replicas; there is 1")
