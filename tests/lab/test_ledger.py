@@ -18,7 +18,7 @@ from whitenorm.lab.results import Results
 from whitenorm.lab.studies import STUDIES
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/results.md")
+PAGES = ("README.md", "docs/reproduce.md", "docs/results.md")
 BLOCK = re.compile(r"(<!-- results: \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -28,6 +28,7 @@ BLOCK = re.compile(r"(<!-- results: \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
 def test_the_committed_pages_are_what_the_committed_records_give(tmp_path):
     """Emptied of their numbers and filled again, they are the same to the last letter."""
     shutil.copytree(ROOT / "results" / "records", tmp_path / "results" / "records")
+    shutil.copy(ROOT / "results" / "costs.json", tmp_path / "results")
     for name in PAGES:
         page = tmp_path / name
         page.parent.mkdir(exist_ok=True)

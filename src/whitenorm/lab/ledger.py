@@ -2,17 +2,20 @@ r"""The ledger: what the paper claims and what the records say, as blocks of Mar
 
 A page names its records, ``<!-- records: ../results -->``, and has blocks to be filled:
 ``<!-- results: summary -->`` with a row a claim, and for each study and scale
-``fig3-paper-setting``, ``fig3-paper-claims`` and ``fig3-paper-numbers``.
+``fig3-paper-setting``, ``fig3-paper-claims`` and ``fig3-paper-numbers``. A folder with a
+``costs.json``, as :mod:`whitenorm.lab.costs` writes it, has a block ``costs`` too.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from whitenorm.lab.appearance import metric_name, point_text, summary
 from whitenorm.lab.blocks import fill_blocks, table
+from whitenorm.lab.costs import costs_table
 from whitenorm.lab.records import RecordError
 from whitenorm.lab.results import Results
 from whitenorm.lab.studies import STUDIES
@@ -27,6 +30,8 @@ def fill_pages(folder: Path, found: Sequence[Results]) -> list[Path]:
     """Fills the pages beside a folder of records, and in ``docs`` there, that are about it."""
     folder = Path(folder).resolve()
     blocks, filled = ledger(found), []
+    if (costs := folder / "costs.json").exists():
+        blocks["costs"] = costs_table(json.loads(costs.read_text(encoding="utf-8")))
     for page in sorted([*folder.parent.glob("*.md"), *folder.parent.glob("docs/**/*.md")]):
         text = page.read_text(encoding="utf-8")
         source = _SOURCE.search(text)
