@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all docs lint format clean
 
 demo: $(VENV)/.lab  ## train a small network four ways and write demo/report.html
 	$(BIN)/whitenorm demo
@@ -14,6 +14,9 @@ test: lint  ## lint, types, tests, doctests
 test-all: lint  ## the tests that take minutes too
 	$(BIN)/python -m pytest
 
+docs: $(VENV)/.docs  ## the site, in docs/_build/html/index.html; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -23,11 +26,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One environment; the demo needs the laboratory only, the tests everything.
-$(VENV)/.lab $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt
+# One environment; the demo needs the laboratory only, the tests everything but the site's tools.
+$(VENV)/.lab $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,38 @@
+"""The documentation's settings: Sphinx with furo and MyST, warnings are errors (`make docs`)."""
+
+import sys
+from pathlib import Path
+
+import whitenorm
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "whitenorm"
+author = "the whitenorm authors"
+copyright = "the whitenorm authors, BSD-3-Clause"  # noqa: A001
+release = version = whitenorm.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # the site needs no network
+    "sphinx_copybutton",
+    "command_line",
+]
+exclude_patterns = ["_build"]
+source_suffix = {".md": "myst-nb"}
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+
+html_theme = "furo"
+html_title = "whitenorm"
+html_theme_options = {"navigation_with_keys": True}
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_preserve_defaults = True
