@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from whitenorm.modules import (
     DecorrelatedBatchNorm1d,
@@ -156,7 +157,11 @@ class WhitenedLinear(nn.Module):
         self.register_buffer("whitening", torch.eye(in_features, device=device, dtype=dtype))
 
     def forward(self, input: Tensor) -> Tensor:
-        output: Tensor = self.linear((input - self.mean) @ self.whitening.mT)
+        centred = input - self.mean
+        if torch.is_grad_enabled():
+            # V U first: with more examples than outputs, that is far less to multiply.
+            return F.linear(centred, self.linear.weight @ self.whitening, self.linear.bias)
+        output: Tensor = self.linear(centred @ self.whitening.mT)  # for who watches its input
         return output
 
     @torch.no_grad()
