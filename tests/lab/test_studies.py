@@ -273,7 +273,7 @@ def test_speed_is_what_it_takes_to_the_loss_that_both_reach():
     assert faster([("a", "b")], "iteration")(found).status == "holds"  # 3 updates against 4
     verdict = faster([("b", "a")], "iteration")(found)
     assert verdict.status == "does not hold"
-    assert verdict.evidence == ("✗ digits: b 4 ± 0 (n=2), a 3 ± 0 (n=2) (iteration to loss 0.3)",)
+    assert verdict.evidence == ("✗ digits: b 4 (n=2), a 3 (n=2) (updates to loss 0.3)",)
 
 
 def test_medians_over_training_are_compared_in_orders_of_magnitude():

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from whitenorm.lab.appearance import number
 from whitenorm.lab.results import Results, Summary
 from whitenorm.lab.study import Curve, Panel, Verdict
 
@@ -123,7 +124,7 @@ def faster(
                 continue
             goal = max((value for end in ends for value in end.values), default=math.nan)
             a, b = (results.reaching(curve, goal, clock) for curve in (winner, loser))
-            text = _text(panel, winner, a, loser, b) + f" ({clock} to loss {goal:.3g})"
+            text = _text(panel, winner, a, loser, b) + f" ({_CLOCKS[clock]} to loss {goal:.3g})"
             found.append(Comparison(text, compare(a, b)))
         return _verdict(found)
 
@@ -196,6 +197,7 @@ def _verdict(found: Sequence[Comparison]) -> Verdict:
     return Verdict("holds in part" if any(tested) else "does not hold", evidence)
 
 
+_CLOCKS = {"iteration": "updates", "epoch": "epochs", "seconds": "seconds"}
 _MARKS = {True: "✓", False: "✗", None: "·"}
 
 
@@ -208,5 +210,4 @@ def _number(summary: Summary) -> str:
         return "no record"
     if summary.diverged:
         return f"diverged ({summary.diverged} of {summary.n})"
-    spread = "" if math.isnan(summary.spread) else f" ± {summary.spread:.2g}"
-    return f"{summary.mean:.4g}{spread} (n={summary.n})"
+    return f"{number(summary.mean, summary.spread)} (n={summary.n})"
