@@ -89,7 +89,15 @@ _FACTORS = {"seconds_per_iteration": 1e3}
 
 
 def metric_name(column: str) -> str:
-    """A column in words, with its unit."""
+    """A column in words, with its unit.
+
+    Example:
+        >>> metric_name("test_error"), metric_name("iteration@0.1")
+        ('test error (%)', 'updates to loss 0.1')
+    """
+    clock, _, loss = column.partition("@")
+    if loss:
+        return f"{'updates' if clock == 'iteration' else clock} to loss {loss}"
     return _COLUMNS.get(column, column.replace("_", " ").replace(".", ": "))
 
 

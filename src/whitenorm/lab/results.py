@@ -119,7 +119,10 @@ class Results:
         return [] if point is None else self._seeds.get(curve.seed_run(point, 0).id, [])
 
     def final(self, curve: Curve, metric: str) -> Summary:
-        """A last value over seeds."""
+        """A last value over seeds; ``"seconds@0.1"`` is when the training loss came to 0.1."""
+        clock, _, loss = metric.partition("@")
+        if loss:
+            return self.reaching(curve, float(loss), clock)
         return summarise([(r, r.final.get(metric)) for r in self.records(curve)])
 
     def middle(self, curve: Curve, column: str) -> Summary:
