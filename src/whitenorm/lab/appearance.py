@@ -81,6 +81,7 @@ _USUAL = {
     "PCA": 4,
     "DBN-L1": 5,
     "Baseline + conv": 5,
+    "DBN everywhere": 2,
     "plain": 6,
     "running whitening": 0,
     "running covariance": 1,

@@ -108,7 +108,11 @@ def studies(data: Data = None) -> None:
 def run(
     study: Annotated[str, typer.Argument(help="Name of a study; see `whitenorm studies`.")],
     scale: Annotated[
-        str, typer.Option(help="`small`: the same question in minutes; `paper`: as published.")
+        str,
+        typer.Option(
+            help="`small`: the same question in minutes; `reduced`, for some: within hours of two "
+            "cores, on the real data; `paper`: as published."
+        ),
     ] = "small",
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds to draw; by default the scale's number.")

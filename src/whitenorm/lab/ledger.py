@@ -62,15 +62,17 @@ def ledger(found: Iterable[Results]) -> dict[str, str]:
 
 def _summary(found: Sequence[Results]) -> str:
     """A row a claim of the paper; claims of studies without records are there too."""
-    by_study = {r.study.name: r for r in found if r.scale_name == "paper"}
+    by_study = {r.study.name: r for r in found if r.scale_name == "reduced"}
+    by_study |= {r.study.name: r for r in found if r.scale_name == "paper"}
     rows = []
     for study in STUDIES.values():
         if study.name == "demo":
             continue
         results = by_study.get(study.name)
+        scale = "paper" if results is None else results.scale_name
         for claim in study.claims:
             status = _UNTESTED if results is None else _status(claim.judge(results).status)
-            rows.append((study.reference, claim.quote, _command(study, "paper"), status))
+            rows.append((study.reference, claim.quote, _command(study, scale), status))
     return table(("where", "the paper says", "run again", "verdict"), rows)
 
 
