@@ -232,9 +232,8 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     image, :math:`m = NHW`), becomes
 
     .. math::
-        y_i = \mathrm{diag}(\gamma)\, W (x_i - \mu) + \beta, \qquad
-        \mu = \tfrac1m \sum_i x_i, \qquad
-        W = S^{-1/2}, \qquad
+        y_i &= \mathrm{diag}(\gamma)\, W (x_i - \mu) + \beta, \qquad W = S^{-1/2} \\
+        \mu &= \tfrac1m \sum_i x_i, \qquad
         S = \tfrac1m \sum_i (x_i - \mu)(x_i - \mu)^\top + \epsilon I
 
     so that, before :math:`\gamma` and :math:`\beta`, its covariance is the identity. Gradients are
