@@ -1,7 +1,8 @@
 r"""The ledger: what the paper claims and what the records say, as blocks of Markdown pages.
 
 A page names its records, ``<!-- records: ../results -->``, and has blocks to be filled:
-``<!-- results: summary -->`` with a row a claim, and for each study and scale
+``<!-- results: summary -->`` with a row a claim, ``verdicts`` with those that were judged, shorter,
+and for each study and scale
 ``fig3-paper-setting``, ``fig3-paper-claims`` and ``fig3-paper-numbers``. A folder with a
 ``costs.json``, as :mod:`whitenorm.lab.costs` writes it, has a block ``costs`` too.
 """
@@ -51,7 +52,7 @@ def fill_pages(folder: Path, found: Sequence[Results]) -> list[Path]:
 def ledger(found: Iterable[Results]) -> dict[str, str]:
     """The blocks that results give, by name."""
     found = list(found)
-    blocks = {"summary": _summary(found)}
+    blocks = {"summary": _summary(found), "verdicts": _verdicts(found)}
     for results in found:
         key = f"{results.study.name}-{results.scale_name}"
         blocks[f"{key}-setting"] = _setting(results)
@@ -62,18 +63,33 @@ def ledger(found: Iterable[Results]) -> dict[str, str]:
 
 def _summary(found: Sequence[Results]) -> str:
     """A row a claim of the paper; claims of studies without records are there too."""
-    by_study = {r.study.name: r for r in found if r.scale_name == "reduced"}
-    by_study |= {r.study.name: r for r in found if r.scale_name == "paper"}
-    rows = []
+    judged, rows = _judged(found), []
     for study in STUDIES.values():
-        if study.name == "demo":
-            continue
-        results = by_study.get(study.name)
-        scale = "paper" if results is None else results.scale_name
-        for claim in study.claims:
-            status = _UNTESTED if results is None else _status(claim.judge(results).status)
-            rows.append((study.reference, claim.quote, _command(study, scale), status))
+        if study.name != "demo":
+            results = judged.get(study.name)
+            scale = "paper" if results is None else results.scale_name
+            for claim in study.claims:
+                status = _UNTESTED if results is None else _status(claim.judge(results).status)
+                rows.append((study.reference, claim.quote, _command(study, scale), status))
     return table(("where", "the paper says", "run again", "verdict"), rows)
+
+
+def _verdicts(found: Sequence[Results]) -> str:
+    """A row a claim that was judged."""
+    rows = [
+        (results.study.reference, claim.quote, _status(claim.judge(results).status))
+        for name, results in _judged(found).items()
+        for claim in results.study.claims
+        if name != "demo"
+    ]
+    return table(("where", "the paper says", "here"), rows)
+
+
+def _judged(found: Sequence[Results]) -> dict[str, Results]:
+    """The results of each study at the largest scale that there are records of."""
+    order = ("reduced", "paper")
+    kept = [r for r in found if r.scale_name in order]
+    return {r.study.name: r for r in sorted(kept, key=lambda r: order.index(r.scale_name))}
 
 
 _UNTESTED = "not tested at this scale"
