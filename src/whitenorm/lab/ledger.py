@@ -1,10 +1,9 @@
 r"""The ledger: what the paper claims and what the records say, as blocks of Markdown pages.
 
 A page names its records, ``<!-- records: ../results -->``, and has blocks to be filled:
-``<!-- results: summary -->`` with a row a claim, ``verdicts`` with those that were judged, shorter,
-and for each study and scale
-``fig3-paper-setting``, ``fig3-paper-claims`` and ``fig3-paper-numbers``. A folder with a
-``costs.json``, as :mod:`whitenorm.lab.costs` writes it, has a block ``costs`` too.
+``<!-- results: summary -->`` with a row a claim, ``verdicts`` with those that were judged,
+shorter, and for each study and scale ``fig3-paper-setting``, ``fig3-paper-claims`` and
+``fig3-paper-numbers``. A folder with a ``costs.json``, as :mod:`whitenorm.lab.costs` writes it, has a block ``costs`` too.
 """
 
 from __future__ import annotations
@@ -76,11 +75,12 @@ def _summary(found: Sequence[Results]) -> str:
 
 def _verdicts(found: Sequence[Results]) -> str:
     """A row a claim that was judged."""
+    judged = _judged(found)
     rows = [
-        (results.study.reference, claim.quote, _status(claim.judge(results).status))
-        for name, results in _judged(found).items()
-        for claim in results.study.claims
-        if name != "demo"
+        (study.reference, claim.quote, _status(claim.judge(judged[study.name]).status))
+        for study in STUDIES.values()
+        if study.name in judged
+        for claim in study.claims
     ]
     return table(("where", "the paper says", "here"), rows)
 
