@@ -3,7 +3,8 @@ r"""The ledger: what the paper claims and what the records say, as blocks of Mar
 A page names its records, ``<!-- records: ../results -->``, and has blocks to be filled:
 ``<!-- results: summary -->`` with a row a claim, ``verdicts`` with those that were judged,
 shorter, and for each study and scale ``fig3-paper-setting``, ``fig3-paper-claims`` and
-``fig3-paper-numbers``. A folder with a ``costs.json``, as :mod:`whitenorm.lab.costs` writes it, has a block ``costs`` too.
+``fig3-paper-numbers``. A folder with a ``costs.json``, as :mod:`whitenorm.lab.costs` writes it,
+has a block ``costs`` too.
 """
 
 from __future__ import annotations
