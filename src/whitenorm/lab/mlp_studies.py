@@ -309,7 +309,8 @@ FIG4 = Study(
     notes=(
         "The authors' Fisher matrix sums p(y) times the gradient over y before the outer product, "
         "which is zero but for rounding. Here it is the exact one of the last layer.",
-        "A condition number is infinite where a hidden neuron is dead; its line ends there.",
+        "A condition number is infinite where a hidden neuron is dead for all examples; points "
+        "where it is so for a seed are left out of the drawing, and count as infinite in medians.",
         "The paper names no test set for Yale-B; 10 faces a person are held out here, so that "
         "2,034 of the 2,414 are trained on.",
     ),
