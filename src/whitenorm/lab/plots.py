@@ -53,7 +53,7 @@ def _draw_across(results: Results, view: View, panels: list[Panel]) -> Figure | 
     figure = Figure(figsize=(4.8, 3.7), layout="constrained")
     axes = figure.subplots()
     _draw_series(view, lines, colours(panels[0]), axes)
-    axes.set_xticks(range(len(panels)), [panel.name for panel in panels])
+    axes.set_xticks(range(len(panels)), [panel.name for panel in panels], fontsize=8)
     axes.set_ylabel(axis_title(view, "y"))
     axes.legend()
     figure.suptitle(view.title, fontsize=11)
