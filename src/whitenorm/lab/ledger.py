@@ -30,23 +30,31 @@ _SOURCE = re.compile(r"<!-- records: (\S+) -->")
 def fill_pages(folder: Path, found: Sequence[Results]) -> list[Path]:
     """Fills the pages beside a folder of records, and in ``docs`` there, that are about it."""
     folder = Path(folder).resolve()
-    blocks, filled = ledger(found), []
+    pages = [page for page in _pages(folder.parent) if _source(page) == folder]
+    if not pages:
+        return []
+    blocks = ledger(found)
     if (costs := folder / "costs.json").exists():
         blocks["costs"] = costs_table(json.loads(costs.read_text(encoding="utf-8")))
-    for page in sorted([*folder.parent.glob("*.md"), *folder.parent.glob("docs/**/*.md")]):
-        text = page.read_text(encoding="utf-8")
-        source = _SOURCE.search(text)
-        if source is None or (page.parent / source[1]).resolve() != folder:
-            continue
-        text, _, unknown = fill_blocks(text, "results", blocks)
+    for page in pages:
+        text, _, unknown = fill_blocks(page.read_text(encoding="utf-8"), "results", blocks)
         if unknown:
             raise RecordError(
                 f"{page} asks for {', '.join(unknown)}, which the records of {folder} don't give; "
                 f"they give {', '.join(blocks)}"
             )
         page.write_text(text, encoding="utf-8")
-        filled.append(page)
-    return filled
+    return pages
+
+
+def _pages(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.md"), *folder.glob("docs/**/*.md")])
+
+
+def _source(page: Path) -> Path | None:
+    """The folder of records that a page is about."""
+    named = _SOURCE.search(page.read_text(encoding="utf-8"))
+    return None if named is None else (page.parent / named[1]).resolve()
 
 
 def ledger(found: Iterable[Results]) -> dict[str, str]:
