@@ -128,8 +128,8 @@ def _setting(results: Results) -> str:
         f"{_command(study, results.scale_name)}: {len(records)} runs, "
         f"{_range(sorted(seeds))} seeds of each curve"
         + (f"; a grid of {grid} runs of one seed chose by {scale.selection.text}" if grid else "")
-        + f". {seconds / 60:.0f} minutes of training on {' and '.join(machines)}; "
-        f"{_range(days)}."
+        + (f". {seconds / 60:.0f} minutes of training" if seconds else ". Made")
+        + f" on {' and '.join(machines)}; {_range(days)}."
     ]
     if scale.reduced:
         lines.append(f"Reduced: {scale.reduced}.")
