@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 project = "whitenorm"
 author = "the whitenorm authors"
-copyright = "the whitenorm authors, BSD-3-Clause"  # noqa: A001
+copyright = "the whitenorm authors, BSD-3-Clause"
 release = version = whitenorm.__version__
 
 extensions = [
