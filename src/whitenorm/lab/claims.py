@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from whitenorm.lab.appearance import number
+from whitenorm.lab.appearance import metric_name, number
 from whitenorm.lab.results import Results, Summary
 from whitenorm.lab.study import Curve, Panel, Verdict
 
@@ -29,7 +29,14 @@ __all__ = [
 ]
 
 Judge = Callable[[Results], Verdict]
-Measure = Callable[[Results, Curve], Summary]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a curve, over seeds: what it is, and how results give it."""
+
+    name: str
+    of: Callable[[Results, Curve], Summary]
 
 
 @dataclass(frozen=True)
@@ -54,17 +61,24 @@ def compare(a: Summary, b: Summary) -> bool | None:
 
 def final(metric: str) -> Measure:
     """The last value of a metric."""
-    return lambda results, curve: results.final(curve, metric)
+    return Measure(_words(metric), lambda results, curve: results.final(curve, metric))
 
 
 def at(column: str, when: str) -> Measure:
     """A column at the "start" or the "end" of training."""
-    return lambda results, curve: results.at(curve, column, when)
+    name = f"{_words(column)} at the {when}"
+    return Measure(name, lambda results, curve: results.at(curve, column, when))
 
 
 def middle(column: str) -> Measure:
     """log10 of the median of a column over training."""
-    return lambda results, curve: results.middle(curve, column)
+    name = f"log10 of the median {_words(column)}"
+    return Measure(name, lambda results, curve: results.middle(curve, column))
+
+
+def _words(column: str) -> str:
+    """A column in words, without its unit."""
+    return metric_name(column).partition(" (")[0]
 
 
 def lower(
@@ -81,8 +95,9 @@ def lower(
     def judge(results: Results) -> Verdict:
         found = []
         for panel, winner, loser in _present(results, pairs, panels):
-            a, b = measure(results, winner), measure(results, loser)
-            found.append(Comparison(_text(panel, winner, a, loser, b), compare(a, b)))
+            a, b = measure.of(results, winner), measure.of(results, loser)
+            text = _text(panel, winner, a, loser, b, measure.name)
+            found.append(Comparison(text, compare(a, b)))
         return _verdict(found)
 
     return judge
@@ -95,10 +110,10 @@ def no_higher(measure: Measure, pairs: Iterable[tuple[str, str]]) -> Judge:
     def judge(results: Results) -> Verdict:
         found = []
         for panel, one, other in _present(results, pairs, None):
-            a, b = measure(results, one), measure(results, other)
+            a, b = measure.of(results, one), measure.of(results, other)
             above = compare(b, a)
             holds = None if above is None else not above
-            found.append(Comparison(_text(panel, one, a, other, b), holds))
+            found.append(Comparison(_text(panel, one, a, other, b, measure.name), holds))
         return _verdict(found)
 
     return judge
@@ -119,12 +134,12 @@ def faster(
         for panel, winner, loser in _present(results, pairs, panels):
             ends = [results.final(curve, "train_loss") for curve in (winner, loser)]
             if any(end.diverged for end in ends):
-                texts = _text(panel, winner, ends[0], loser, ends[1])
-                found.append(Comparison(texts + " (training loss)", compare(*ends)))
+                text = _text(panel, winner, ends[0], loser, ends[1], "training loss")
+                found.append(Comparison(text, compare(*ends)))
                 continue
             goal = max((value for end in ends for value in end.values), default=math.nan)
             a, b = (results.reaching(curve, goal, clock) for curve in (winner, loser))
-            text = _text(panel, winner, a, loser, b) + f" ({_CLOCKS[clock]} to loss {goal:.3g})"
+            text = _text(panel, winner, a, loser, b, f"{_CLOCKS[clock]} to loss {goal:.3g}")
             found.append(Comparison(text, compare(a, b)))
         return _verdict(found)
 
@@ -138,8 +153,11 @@ def at_least(measure: Measure, panel: str, label: str, value: float) -> Judge:
         found = []
         for name, curve in ((p.name, c) for p, c in results.scale.curves()):
             if name == panel and curve.label == label:
-                summary = measure(results, curve)
-                text = f"{panel}: {label} {_number(summary)}, at least {value:g} expected"
+                summary = measure.of(results, curve)
+                text = (
+                    f"{panel}: {label} {_number(summary)}, at least {value:g} expected "
+                    f"({measure.name})"
+                )
                 found.append(Comparison(text, summary.mean >= value if summary.n else None))
         return _verdict(found)
 
@@ -155,7 +173,8 @@ def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) ->
             a, b = results.final(top, metric), results.final(bottom, metric)
             if a.values and b.values:
                 ratio = Summary(a.values).mean / Summary(b.values).mean
-                text = f"{panel.name}: {top.label} / {bottom.label} = {ratio:.3g}"
+                names = f"{top.label} / {bottom.label}"
+                text = f"{panel.name}: {names} = {ratio:.3g} ({_words(metric)})"
                 found.append(Comparison(text, low <= ratio <= high))
         return _verdict(found)
 
@@ -201,8 +220,9 @@ _CLOCKS = {"iteration": "updates", "epoch": "epochs", "seconds": "seconds"}
 _MARKS = {True: "✓", False: "✗", None: "·"}
 
 
-def _text(panel: Panel, a: Curve, value_a: Summary, b: Curve, value_b: Summary) -> str:
-    return f"{panel.name}: {a.label} {_number(value_a)}, {b.label} {_number(value_b)}"
+def _text(panel: Panel, a: Curve, value_a: Summary, b: Curve, value_b: Summary, what: str) -> str:
+    values = f"{a.label} {_number(value_a)}, {b.label} {_number(value_b)}"
+    return f"{panel.name}: {values} ({what})"
 
 
 def _number(summary: Summary) -> str:

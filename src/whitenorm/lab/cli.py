@@ -110,7 +110,7 @@ def run(
     scale: Annotated[
         str,
         typer.Option(
-            help="`small`: the same question in minutes; `reduced`, for some: within hours of two "
+            help="`small`: the same question in minutes; `reduced`, for some: within an hour or two of two "
             "cores, on the real data; `paper`: as published."
         ),
     ] = "small",

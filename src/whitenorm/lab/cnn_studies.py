@@ -363,6 +363,20 @@ TABLE1 = Study(
             "the learning rate from a grid of 3, by the lowest training loss; 3 instead of 5 "
             "seeds",
         ),
+        "hour": Scale(
+            (
+                Panel(
+                    "Res-20",
+                    _table1((20,), epochs=24, schedule=_steps((12, 18), 0.1), precision="bf16")[
+                        0
+                    ].curves[2:],
+                ),
+            ),
+            seeds=1,
+            duration="1 h on 1 core",
+            reduced="DBN-scale-L1 of Res-20 only, on the whole training set; 24 instead of 160 "
+            "epochs; bfloat16 (autocast); 1 seed",
+        ),
         "paper": Scale(
             _table1((20, 32, 44, 56)),
             seeds=5,
