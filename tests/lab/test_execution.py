@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_study import EPOCHS, comparables, tiny_study
 
+from whitenorm.lab.board import Board
 from whitenorm.lab.data import DataError
 from whitenorm.lab.execution import Observer, run_study
 from whitenorm.lab.executors import ExecutorError, execute_all
@@ -20,6 +21,7 @@ from whitenorm.lab.methods import METHODS, Row
 from whitenorm.lab.records import RecordFile
 from whitenorm.lab.results import Results
 from whitenorm.lab.studies import STUDIES
+from whitenorm.lab.training import Progress
 
 TESTS = Path(__file__).parent.parent
 SOURCE = TESTS.parent / "src"
@@ -74,7 +76,15 @@ def test_nothing_is_left_of_the_work_but_records(tmp_path):
         "records",
     ]
     assert list((tmp_path / "checkpoints").iterdir()) == []
-    assert not (tmp_path / ".progress").exists()
+    assert not list(tmp_path.glob("*.progress"))
+
+
+def test_studies_that_share_a_folder_leave_each_others_notices_alone(tmp_path):
+    other = Board.of(tmp_path, "other", "small")
+    other.open()
+    other.post("run", Progress(iteration=1, total=2, examples=3))
+    run_study(tiny_study(epochs=1), "small", tmp_path, seeds=1)
+    assert other.read()["run"]["iteration"] == 1
 
 
 def test_a_failed_run_is_told_and_tried_again(tmp_path, monkeypatch):

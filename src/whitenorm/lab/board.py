@@ -29,6 +29,11 @@ class Board:
         self.every = every
         self._posted = 0.0
 
+    @classmethod
+    def of(cls, out: Path, study: str, scale: str) -> Board:
+        """The board of a study below an output folder, which other studies may use too."""
+        return cls(Path(out) / f".{study}-{scale}.progress")
+
     def open(self) -> None:
         """Makes the folder, or takes down what a killed process left."""
         self.folder.mkdir(parents=True, exist_ok=True)

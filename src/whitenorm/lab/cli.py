@@ -110,8 +110,8 @@ def run(
     scale: Annotated[
         str,
         typer.Option(
-            help="`small`: the same question in minutes; `reduced`, for some: within an hour or two of two "
-            "cores, on the real data; `paper`: as published."
+            help="`small`: the same question in minutes; `reduced`, for some: in an hour of two "
+            "cores, on the real data; `paper`: as published. A study may have others."
         ),
     ] = "small",
     seeds: Annotated[

@@ -69,7 +69,7 @@ def run_and_report(
         f"{plan.count(seeds)} runs, {jobs} at a time, {executor}, into {out}"
     )
     try:
-        with StudyDisplay(console, plan, out, seeds) as display:
+        with StudyDisplay(console, study, scale, out, seeds) as display:
             outcome = run_study(
                 study,
                 scale,

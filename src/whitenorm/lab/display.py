@@ -28,7 +28,7 @@ from whitenorm.lab.execution import Failure, Observer
 from whitenorm.lab.records import Record
 from whitenorm.lab.results import Results
 from whitenorm.lab.runs import Run
-from whitenorm.lab.study import Scale
+from whitenorm.lab.study import Scale, Study
 from whitenorm.lab.training import Progress
 
 __all__ = ["StudyDisplay", "TrainDisplay", "numbers_table", "verdict_table"]
@@ -46,15 +46,16 @@ class StudyDisplay(Observer):
 
     Args:
         console: Where to.
-        scale: What is run.
+        study: What is run.
+        scale: At which of its scales.
         out: The output folder.
         seeds: How many are drawn.
     """
 
-    def __init__(self, console: Console, scale: Scale, out: Path, seeds: int) -> None:
+    def __init__(self, console: Console, study: Study, scale: str, out: Path, seeds: int) -> None:
         self.console = console
-        self.board = Board(out / ".progress")
-        self.names = _names(scale, seeds)
+        self.board = Board.of(out, study.name, scale)
+        self.names = _names(study.scale(scale), seeds)
         self.failures = out / "failures"
         self.finished = 0
         self.task: TaskID | None = None

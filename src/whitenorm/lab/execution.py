@@ -130,7 +130,7 @@ def execute(job: Job, **options: Any) -> Record:
         raise ValueError(f"unknown task {run.task!r}; there are {', '.join(TASKS)}")
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if job.out is not None and Path(job.out).is_dir():  # which another machine may not have
-        board = Board(job.out / ".progress")
+        board = Board.of(job.out, job.study, job.scale)
         options = {
             "watch": lambda progress: board.post(run.id, progress),
             "checkpoint": Checkpoint(checkpoint_path(job.out, run), job.checkpoint_every),
@@ -216,7 +216,7 @@ def run_study(
     observer = observer or Observer()
     plan, left_out = _available(study, study.scale(scale), data)
     failures: list[Failure] = []
-    board = Board(out / ".progress")
+    board = Board.of(out, study.name, scale)
     with RecordFile.of(out, study.name, scale) as file:
         records = file.read()
         board.open()

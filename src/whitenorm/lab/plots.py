@@ -17,6 +17,7 @@ __all__ = ["draw", "draw_all", "illustrations", "quadrants"]
 
 _STYLE = {**FIGURE_STYLE, "font.size": 10, "legend.fontsize": 9, "lines.linewidth": 1.6}
 _MARKERS = "osD^vPX"
+_PALE = "#666666"
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
@@ -58,7 +59,7 @@ def _draw_across(results: Results, view: View, panels: list[Panel]) -> Figure | 
     axes.legend()
     figure.suptitle(view.title, fontsize=11)
     seeds = {len(results.records(c)) for p in panels for c in p.curves if results.records(c)}
-    figure.supxlabel(_seeds_note(view, seeds), fontsize=8, color="#666666")
+    figure.supxlabel(_seeds_note(view, seeds), fontsize=8, color=_PALE)
     return figure
 
 
@@ -77,7 +78,7 @@ def _draw_lines(results: Results, view: View, panels: list[Panel]) -> Figure | N
         axes.set_title(panel.name, fontsize=10)
     figure.suptitle(view.title, fontsize=11)
     seeds = {len(line.records) for panel in panels for line in results.series(view, panel)}
-    figure.supxlabel(_seeds_note(view, seeds), fontsize=8, color="#666666")
+    _add_legends(figure, list(grid.flat[: len(panels)]), _seeds_note(view, seeds))
     return figure
 
 
@@ -98,7 +99,19 @@ def _draw_panel(results: Results, view: View, panel: Panel, axes: Any) -> None:
         if len(values) <= 10:  # a few chosen values say more than powers of ten
             axes.set_xticks(values, [f"{value:g}" for value in values])
             axes.minorticks_off()
-    axes.legend()
+
+
+def _add_legends(figure: Figure, plots: list[Any], note: str) -> None:
+    """One below several plots that have the same, where it hides no curve; else one in each."""
+    legends = [axes.get_legend_handles_labels() for axes in plots]
+    if len(plots) > 1 and all(labels == legends[0][1] for _, labels in legends):
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": len(legends[0][1])}
+        legend = figure.legend(*legends[0], title=note, title_fontsize=8, **place)
+        legend.get_title().set_color(_PALE)
+    else:
+        for axes in plots:
+            axes.legend()
+        figure.supxlabel(note, fontsize=8, color=_PALE)
 
 
 def _draw_series(view: View, lines: list[Series], palette: dict[str, str], axes: Any) -> None:
