@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from whitenorm.lab.appearance import FIGURE_STYLE, PALETTE, axis_title, colours
 from whitenorm.lab.results import Results, Series
@@ -134,6 +135,22 @@ def _draw_series(view: View, lines: list[Series], palette: dict[str, str], axes:
         )
     if "y" in view.log:
         axes.set_yscale("log")
+        _plain_ticks(axes)
+
+
+def _plain_ticks(axes: Any) -> None:
+    """Plain numbers along a logarithmic ordinate of less than two decades, not powers of ten."""
+    low, high = axes.get_ylim()
+    if high >= 100 * low:
+        return
+    if high < 5 * low:
+        values = list(MaxNLocator(6).tick_values(low, high))
+    else:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        values = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
+    values = [value for value in values if low <= value <= high]
+    axes.set_yticks(values, [f"{value:g}" for value in values])
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _legend(label: str, diverged: int, runs: int) -> str:
