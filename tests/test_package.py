@@ -20,6 +20,11 @@ def call(*words, **options):
     return done.stdout
 
 
+def test_changelog_and_citation_name_the_version():
+    assert f"## [{whitenorm.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {whitenorm.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 @pytest.mark.slow
 def test_a_users_program_is_type_checked(tmp_path):
     """py.typed is honoured: strictly, and what is wrong is found."""

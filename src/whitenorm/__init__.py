@@ -12,7 +12,7 @@ from whitenorm.modules import (
 )
 from whitenorm.whitening import whitening_matrix
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "ChannelAffine",
