@@ -3,17 +3,21 @@
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from tiny_study import BASE, tiny_study
 
 from whitenorm.lab import studies
 from whitenorm.lab.appearance import colours, number
 from whitenorm.lab.execution import run_study
+from whitenorm.lab.plots import draw, plain_ticks
 from whitenorm.lab.records import Record, RecordError, RecordFile, find_records
-from whitenorm.lab.report import build_report
+from whitenorm.lab.report import build_report, find_results
+from whitenorm.lab.results import Results
 from whitenorm.lab.studies import STUDIES
 from whitenorm.lab.study import Curve, Panel
 
@@ -57,6 +61,37 @@ def test_figures_and_page_are_built_from_records_alone(folder):
     build_report(folder)
     assert {p.name: p.read_bytes() for p in (folder / "figures").glob("*.svg")} == first
     assert page.read_text() == text
+
+
+def test_plots_with_the_same_curves_share_a_legend_that_hides_none(folder):
+    (_, one), *_ = [r for r in find_results(folder).results if r[1].study.name == "tiny"]
+    (panel,), view = one.scale.panels, one.study.views[0]
+    single = draw(one, view)
+    assert not single.legends
+    assert single.axes[0].get_legend() is not None
+
+    pair = (panel, Panel("again", panel.curves))
+    scales = {"small": replace(one.scale, panels=pair)}
+    double = draw(Results(replace(one.study, scales=scales), "small", one.all), view)
+    assert [len(legend.texts) for legend in double.legends] == [3]
+    assert all(axes.get_legend() is None for axes in double.axes)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (1.2, 2.1, ["1.2", "1.4", "1.6", "1.8", "2"]),
+        (0.04, 2, ["0.05", "0.1", "0.2", "0.5", "1", "2"]),
+        (1e-4, 1, None),
+    ],
+)
+def test_short_logarithmic_axes_have_plain_numbers(low, high, labels):
+    axes = Figure().subplots()
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    usual = [tick.get_text() for tick in axes.get_yticklabels()]
+    plain_ticks(axes)
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == (labels or usual)
 
 
 def test_the_page_leads_from_each_curve_to_its_records(folder):

@@ -125,8 +125,8 @@ def _setting(results: Results) -> str:
     days = sorted({record.started[:10] for record in records})
     grid = len(scale.grid_runs())
     lines = [
-        f"{_command(study, results.scale_name)}: {len(records)} runs, "
-        f"{_range(sorted(seeds))} seeds of each curve"
+        f"{_command(study, results.scale_name)}: {_counted(len(records), 'run')}, "
+        f"{_seeds(seeds)} of each curve"
         + (f"; a grid of {grid} runs of one seed chose by {scale.selection.text}" if grid else "")
         + (f". {seconds / 60:.0f} minutes of training" if seconds else ". Made")
         + f" on {' and '.join(machines)}; {_range(days)}."
@@ -134,6 +134,14 @@ def _setting(results: Results) -> str:
     if scale.reduced:
         lines.append(f"Reduced: {scale.reduced}.")
     return "\n\n".join([*lines, "\n".join(f"- {note}" for note in study.notes)]).strip()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _seeds(counts: set[int]) -> str:
+    return _counted(1, "seed") if counts == {1} else f"{_range(sorted(counts))} seeds"
 
 
 def _range(values: Sequence[object]) -> str:

@@ -14,7 +14,7 @@ from whitenorm.lab.appearance import FIGURE_STYLE, PALETTE, axis_title, colours
 from whitenorm.lab.results import Results, Series
 from whitenorm.lab.study import Panel, View
 
-__all__ = ["draw", "draw_all", "illustrations", "quadrants"]
+__all__ = ["draw", "draw_all", "illustrations", "plain_ticks", "quadrants"]
 
 _STYLE = {**FIGURE_STYLE, "font.size": 10, "legend.fontsize": 9, "lines.linewidth": 1.6}
 _MARKERS = "osD^vPX"
@@ -84,6 +84,8 @@ def _draw_lines(results: Results, view: View, panels: list[Panel]) -> Figure | N
 
 
 def _seeds_note(view: View, seeds: set[int]) -> str:
+    if seeds == {1}:
+        return "lines: one seed"
     count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
     kind = "geometric mean" if "y" in view.log else "mean"
     return f"lines: {kind} over {count} seeds; bands: from the smallest to the largest"
@@ -135,16 +137,16 @@ def _draw_series(view: View, lines: list[Series], palette: dict[str, str], axes:
         )
     if "y" in view.log:
         axes.set_yscale("log")
-        _plain_ticks(axes)
+        plain_ticks(axes)
 
 
-def _plain_ticks(axes: Any) -> None:
+def plain_ticks(axes: Any) -> None:
     """Plain numbers along a logarithmic ordinate of less than two decades, not powers of ten."""
     low, high = axes.get_ylim()
     if high >= 100 * low:
         return
     if high < 5 * low:
-        values = list(MaxNLocator(6).tick_values(low, high))
+        values = list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high))
     else:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         values = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
