@@ -116,10 +116,10 @@ def test_the_paper_scale_is_as_published():
     assert settings("fig6", "Adam", "BN")[0].grid["optimiser.lr"] == (0.001, 0.005, 0.01, 0.05)
     assert STUDIES["fig6"].scales["paper"].selection == Selection("test_error", 5000)
 
-    _, run = settings("fig7", "deeper", "DBN-44L")
+    _, run = settings("fig7", "44 layers", "DBN")
     assert (run.model["depth"], run.model["width"], run.method["group_size"]) == (44, 48, 16)
     assert run.schedule == {"name": "steps", "at": [80, 120], "factor": 0.2}
-    _, run = settings("fig7", "4x learning rate", "DBN-20L")
+    _, run = settings("fig7", "4x learning rate", "DBN")
     assert (run.optimiser["lr"], run.model["width"], run.method["group_size"]) == (0.4, 42, 14)
     assert run.schedule["at"] == [60, 100, 140, 180]
 

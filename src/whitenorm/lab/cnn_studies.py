@@ -158,16 +158,12 @@ FIG6 = Study(
 # --- Figure 7: S-plain ----------------------------------------------------------------------
 
 
-def _pair(
-    base: Run, group: int, depths: Sequence[int], rates: Sequence[float] = ()
-) -> tuple[Curve, ...]:
-    grid = {"optimiser.lr": rates} if rates else {}
+def _pair(name: str, base: Run, group: int, depth: int, rates: Sequence[float] = ()) -> Panel:
     methods = {"BN": _BN, "DBN": {"name": "dbn", "group_size": group, "affine": False}}
-    return tuple(
-        Curve(f"{label}-{depth}L", base.changed({"method": method, "model.depth": depth}), grid)
-        for depth in depths
-        for label, method in methods.items()
-    )
+    grid = {"optimiser.lr": rates} if rates else {}
+    sized = base.changed({"model.depth": depth})
+    curves = tuple(Curve(k, sized.changed({"method": m}), grid) for k, m in methods.items())
+    return Panel(name, curves)
 
 
 def _fig7(
@@ -189,13 +185,13 @@ def _fig7(
     first = base.changed({"model.width": widths[0], **deeper})
     second = base.changed({"model.width": widths[1], "optimiser.lr": 0.4, **higher})
     return (
-        Panel("deeper", _pair(first, groups[0], depths, rates)),
-        Panel("4x learning rate", _pair(second, groups[1], depths[:1])),
+        *(_pair(f"{depth} layers", first, groups[0], depth, rates) for depth in depths),
+        _pair(_HIGHER, second, groups[1], depths[0]),
     )
 
 
-def _deeper_claims(depths: Sequence[int]) -> list[tuple[str, str]]:
-    return [(f"DBN-{depth}L", f"BN-{depth}L") for depth in depths]
+_DEPTHS = [f"{depth} layers" for depth in (8, 14, 20, 32, 44)]
+_HIGHER = "4x learning rate"
 
 
 FIG7 = Study(
@@ -271,12 +267,12 @@ FIG7 = Study(
             "With increased depth, the model with BN was more difficult to optimize than with "
             "DBN.",
             "the last training error of DBN is clearly lower than that of BN, at each depth",
-            lower(final("train_error"), _deeper_claims((8, 14, 20, 32, 44)), panels=("deeper",)),
+            lower(final("train_error"), [("DBN", "BN")], panels=_DEPTHS),
         ),
         Claim(
             "DBN has significantly better training accuracy than BN [at 4x the learning rate].",
             "the last training error of DBN is clearly lower than that of BN",
-            lower(final("train_error"), _deeper_claims((8, 20)), panels=("4x learning rate",)),
+            lower(final("train_error"), [("DBN", "BN")], panels=[_HIGHER]),
         ),
     ),
     metrics=("train_error", "test_error"),
