@@ -117,6 +117,19 @@ def test_a_claim_without_records_is_in_the_summary_as_untested(recorded):
         assert f"| {claim.quote} | `whitenorm run fig6 --scale paper` | not tested" in summary
 
 
+def test_a_verdict_of_a_smaller_experiment_says_so(recorded, monkeypatch):
+    study = studies.STUDIES["tiny"]
+    smaller = type(study)(**{**vars(study), "scales": {"reduced": study.scales["paper"]}})
+    monkeypatch.setitem(studies.STUDIES, "tiny", smaller)
+    file = recorded / "records" / "tiny-paper.jsonl"
+    text = file.read_text().replace('"scale":"paper"', '"scale":"reduced"')
+    (recorded / "records" / "tiny-reduced.jsonl").write_text(text)
+    file.unlink()
+    blocks = ledger(results_of(recorded))
+    for name in ("summary", "verdicts", "tiny-reduced-claims"):
+        assert re.search(r"\*\*(holds|does not hold)\*\* \(reduced size\)", blocks[name])
+
+
 def test_only_pages_that_name_the_records_are_filled(recorded):
     block = "<!-- results: summary -->\n<!-- end -->\n"
     pages = {

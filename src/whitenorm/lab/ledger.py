@@ -20,7 +20,7 @@ from whitenorm.lab.costs import costs_table
 from whitenorm.lab.records import RecordError
 from whitenorm.lab.results import Results
 from whitenorm.lab.studies import STUDIES
-from whitenorm.lab.study import Study
+from whitenorm.lab.study import Claim, Study
 
 __all__ = ["fill_pages", "ledger"]
 
@@ -77,7 +77,7 @@ def _summary(found: Sequence[Results]) -> str:
             results = judged.get(study.name)
             scale = "paper" if results is None else results.scale_name
             for claim in study.claims:
-                status = _UNTESTED if results is None else _status(claim.judge(results).status)
+                status = _UNTESTED if results is None else _status(claim, results)
                 rows.append((study.reference, claim.quote, _command(study, scale), status))
     return table(("where", "the paper says", "run again", "verdict"), rows)
 
@@ -86,7 +86,7 @@ def _verdicts(found: Sequence[Results]) -> str:
     """A row a claim that was judged."""
     judged = _judged(found)
     rows = [
-        (study.reference, claim.quote, _status(claim.judge(judged[study.name]).status))
+        (study.reference, claim.quote, _status(claim, judged[study.name]))
         for study in STUDIES.values()
         if study.name in judged
         for claim in study.claims
@@ -104,8 +104,13 @@ def _judged(found: Sequence[Results]) -> dict[str, Results]:
 _UNTESTED = "not tested at this scale"
 
 
-def _status(status: str) -> str:
-    return _UNTESTED if status == "not tested" else f"**{status}**"
+def _status(claim: Claim, results: Results) -> str:
+    """The verdict, and that it is of a smaller experiment than the paper's if it is."""
+    status = claim.judge(results).status
+    if status == "not tested":
+        return _UNTESTED
+    size = "" if results.scale_name == "paper" else " (reduced size)"
+    return f"**{status}**{size}"
 
 
 def _command(study: Study, scale: str) -> str:
@@ -156,7 +161,7 @@ def _claims(results: Results) -> str:
     for claim in results.study.claims:
         verdict = claim.judge(results)
         parts.append(f"> {claim.quote}")
-        parts.append(f"{_status(verdict.status)}. What counts: {claim.criterion}.")
+        parts.append(f"{_status(claim, results)}. What counts: {claim.criterion}.")
         parts.append("\n".join(f"- {line}" for line in verdict.evidence) or "- no records")
     return "\n\n".join(parts)
 
