@@ -20,7 +20,7 @@ from whitenorm.lab.costs import costs_table
 from whitenorm.lab.records import RecordError
 from whitenorm.lab.results import Results
 from whitenorm.lab.studies import STUDIES
-from whitenorm.lab.study import Claim, Study
+from whitenorm.lab.study import Study, Verdict
 
 __all__ = ["fill_pages", "ledger"]
 
@@ -77,7 +77,7 @@ def _summary(found: Sequence[Results]) -> str:
             results = judged.get(study.name)
             scale = "paper" if results is None else results.scale_name
             for claim in study.claims:
-                status = _UNTESTED if results is None else _status(claim, results)
+                status = _UNTESTED if results is None else _status(claim.judge(results), results)
                 rows.append((study.reference, claim.quote, _command(study, scale), status))
     return table(("where", "the paper says", "run again", "verdict"), rows)
 
@@ -86,7 +86,11 @@ def _verdicts(found: Sequence[Results]) -> str:
     """A row a claim that was judged."""
     judged = _judged(found)
     rows = [
-        (study.reference, claim.quote, _status(claim, judged[study.name]))
+        (
+            study.reference,
+            claim.quote,
+            _status(claim.judge(judged[study.name]), judged[study.name]),
+        )
         for study in STUDIES.values()
         if study.name in judged
         for claim in study.claims
@@ -104,13 +108,12 @@ def _judged(found: Sequence[Results]) -> dict[str, Results]:
 _UNTESTED = "not tested at this scale"
 
 
-def _status(claim: Claim, results: Results) -> str:
-    """The verdict, and that it is of a smaller experiment than the paper's if it is."""
-    status = claim.judge(results).status
-    if status == "not tested":
+def _status(verdict: Verdict, results: Results) -> str:
+    """In words, and that it is of a smaller experiment than the paper's if it is."""
+    if verdict.status == "not tested":
         return _UNTESTED
     size = "" if results.scale_name == "paper" else " (reduced size)"
-    return f"**{status}**{size}"
+    return f"**{verdict.status}**{size}"
 
 
 def _command(study: Study, scale: str) -> str:
@@ -161,7 +164,7 @@ def _claims(results: Results) -> str:
     for claim in results.study.claims:
         verdict = claim.judge(results)
         parts.append(f"> {claim.quote}")
-        parts.append(f"{_status(claim, results)}. What counts: {claim.criterion}.")
+        parts.append(f"{_status(verdict, results)}. What counts: {claim.criterion}.")
         parts.append("\n".join(f"- {line}" for line in verdict.evidence) or "- no records")
     return "\n\n".join(parts)
 
