@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -40,8 +40,8 @@ __all__ = [
 
 # By measurement on two cores.
 PIECE = 2**18  # elements that are copied at a time, to stay in the cache
+WRITTEN = 4  # times as many are written at a time where nothing is copied
 ROWS = 2**11  # rows at most in a piece: float32 adds these up before float64 takes over
-SMALL = 64, 16  # positions below which sums, and affine, put the maps of several images together
 FAR = 4  # deviations from zero beyond which a mean is subtracted first
 
 
@@ -143,19 +143,19 @@ def sums(
 
     Without g, those of x - shift and of (x - shift) (x - shift)^T.
     """
-    groups, work = x.shape[1], work_dtype(x)
+    (_, groups, size, _), work = x.shape, work_dtype(x)
     views = (x,) if g is None else (x, g)
-    together, pieces = _split(views, work, shift is not None, SMALL[0])
-    total, outer = [], []
+    together, pieces = _split(views, work, shift is not None, max(64, 2 * size))
+    result: list[Tensor] = []
     for piece, *rest in pieces:
         t = left = _arrange(piece, shift, work, together)
         if rest:
             left = _arrange(rest[0], None, work, together)
-        total.append(_over_images(left.sum(-1, keepdim=True), groups, dtype))
-        outer.append(_over_images(torch.bmm(left, t.mT), groups, dtype))
-    if len(total) == 1:
-        return total[0], outer[0]
-    return torch.stack(total).sum(0), torch.stack(outer).sum(0)
+        some = left.sum(-1, keepdim=True), torch.bmm(left, t.mT)
+        more = [_over_images(each, groups, dtype) for each in some]
+        result = [a.add_(b) for a, b in zip(result, more, strict=True)] if result else more
+    total, outer = result
+    return total, outer
 
 
 def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
@@ -165,10 +165,11 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
         products = [m @ (t.to(work) if c is None else t - c) for m, t, c in terms]
         out.copy_(sum(products, constant))
         return
-    groups, matrices = constant.shape[0], [term.matrix for term in terms]
+    (groups, size, _), matrices = constant.shape, [term.matrix for term in terms]
     views = (out, *[term.samples for term in terms])
     shifts = [term.shift for term in terms]
-    together, pieces = _split(views, work, any(c is not None for c in shifts), SMALL[1])
+    shifted, small = any(c is not None for c in shifts), max(16, min(64, size // 2))
+    together, pieces = _split(views, work, shifted, small, written=True)
     for piece, *inputs in pieces:
         arranged = [_arrange(t, c, work, together) for t, c in zip(inputs, shifts, strict=True)]
         count = arranged[0].shape[0]
@@ -179,20 +180,16 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
             for m, t in zip(matrices, arranged, strict=True)
         ]
         if _is_rows(piece):  # multiply from the other side, and add row by row
-            pairs = [(t.mT, m.mT) for m, t in pairs]
-            lines, line = piece[0].permute(2, 0, 1), constant.view(1, groups, -1)
-            if piece.dtype == work:
-                _multiply(pairs, out=lines.transpose(0, 1))
-                lines += line
-            else:
-                torch.add(_multiply(pairs).transpose(0, 1), line, out=lines)
+            result = _added([(t.mT, m.mT) for m, t in pairs])
+            lines = piece[0].permute(2, 0, 1)
+            torch.add(result.transpose(0, 1), constant.view(1, groups, -1), out=lines)
         elif piece.dtype == work and piece.is_contiguous() and not together:
-            _multiply(pairs, out=piece.view(arranged[0].shape))
-            piece += constant
+            piece.copy_(constant.expand_as(piece))
+            _added(pairs, piece.view(arranged[0].shape))
         else:
-            result = _multiply(pairs)
+            result = _added(pairs)
             if together:
-                n, _, size, length = piece.shape
+                n, length = piece.shape[0], piece.shape[-1]
                 result = result.view(groups, size, n, length).permute(2, 0, 1, 3)
             torch.add(result.view_as(piece), constant, out=piece)
 
@@ -226,12 +223,11 @@ def _repeated(matrix: Tensor, times: int) -> Tensor:
     return matrix.contiguous().expand(times, *matrix.shape).reshape(-1, *matrix.shape[1:])
 
 
-def _multiply(pairs: list[tuple[Tensor, Tensor]], out: Tensor | None = None) -> Tensor:
-    """The sum of the matrix products."""
-    result: Tensor = torch.bmm(*pairs[0], out=out)
-    for pair in pairs[1:]:
-        result.baddbmm_(*pair)
-    return result
+def _added(pairs: list[tuple[Tensor, Tensor]], to: Tensor | None = None) -> Tensor:
+    """The sum of the matrix products, and of what it is added to."""
+    for pair in pairs:
+        to = torch.bmm(*pair) if to is None else to.baddbmm_(*pair)
+    return cast(Tensor, to)
 
 
 def _over_images(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
@@ -292,23 +288,24 @@ def no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def _split(
-    views: tuple[Tensor, ...], work: torch.dtype, shifted: bool, positions: int
+    views: tuple[Tensor, ...], work: torch.dtype, shifted: bool, small: int, written: bool = False
 ) -> tuple[bool, Iterable[tuple[Tensor, ...]]]:
-    """Whether small maps are put together, and matching pieces of the views.
+    """Whether maps of fewer positions than ``small`` are put together, and pieces of the views.
 
     A piece is so small that what is made for it stays in the cache: a copy of the samples, if the
-    products need one, or else a k x k matrix for each map and group. Where there is no cache to
-    mind, the whole is one piece.
+    products need one, or else a k x k matrix for each map and group and, in a larger cache, what
+    is written. Where there is no cache to mind, the whole is one piece.
     """
     compiling, (n, groups, size, count) = torch.compiler.is_compiling(), views[0].shape
-    together = n > 1 and count < max(positions, size) and not compiling
+    together = n > 1 and count < small and not compiling
     if compiling or views[0].device.type != "cpu":
         return together, (views,)
     copied = together or shifted or not all(_is_ready(view, work) for view in views)
     if n == 1:
         dim, step = -1, max(min(PIECE // (groups * size), ROWS), ROWS // 8) if copied else ROWS
     else:
-        dim, step = 0, PIECE // max(groups * size * (count if copied else size), 1)
+        each = count if copied else max(size, count // WRITTEN if written else 0)
+        dim, step = 0, PIECE // max(groups * size * each, 1)
     if step >= views[0].shape[dim]:
         return together, (views,)
     split = [torch.split(view, max(step, 1), dim) for view in views]
