@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from whitenorm import DecorrelatedBatchNorm2d
 from whitenorm.lab.bench import SUITES, BenchError, fill, machine, render, run_bench
 from whitenorm.lab.bench.alternatives import Network, TrainingStep, baselines, inference, layer
+from whitenorm.lab.bench.bare import BareLayer
 from whitenorm.lab.bench.cases import networks
 from whitenorm.lab.bench.machine import disturbances
 from whitenorm.lab.bench.memory import PeakMemory
@@ -104,7 +105,7 @@ def test_a_sum_of_phases_has_its_own_statistics():
 # --- what is timed ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bn", "conv", "dbn-g4", "loop-g4", "newton-g4"])
+@pytest.mark.parametrize("name", ["bn", "conv", "dbn-g4", "bare-g4", "loop-g4", "newton-g4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("shape", "last"), [((4, 8, 3, 3), 0), ((4, 8, 3, 3), 1), ((16, 8), 0)])
 def test_layers_run_in_every_format(name, dtype, shape, last):
@@ -139,13 +140,43 @@ def test_baselines_compute_what_whitenorm_does(name, whitening, shape):
 
 def test_the_parts_of_a_layer_are_less_than_the_layer(records):
     record = json.loads(records["parts"].read_text())
-    rows = [line.split("|")[1:-1] for line in tables(record)["parts"].splitlines()[2:]]
-    assert len(rows) == len(record["cases"])
-    for row in rows:
+    layers, steps = (
+        [line.split("|")[1:-1] for line in tables(record)[name].splitlines()[2:]]
+        for name in ("parts", "parts-steps")
+    )
+    assert len(layers) + len(steps) == len(record["cases"])
+    assert len(steps) == len([case for case in record["cases"] if "bare" in case["alternatives"]])
+    for row in layers:
         bn, ours, passes, eigenvalues, rest, ratio, least = map(float, row[1:])
         assert passes + eigenvalues + rest == pytest.approx(ours, rel=0.02)
         assert ratio == pytest.approx(ours / bn, rel=0.02)
         assert least == pytest.approx((passes + eigenvalues) / bn, rel=0.02, abs=0.01)
+
+
+@pytest.mark.parametrize("shape", [(64, 8), (6, 8, 5, 5), (6, 8, 1, 2)])
+def test_the_bound_does_the_work_and_normalizes_nothing(shape):
+    x, g = torch.randn(shape).requires_grad_(), torch.randn(shape)
+    y = BareLayer(8, group_size=4)(x)
+    assert_close(y, x / x.std())
+    assert_close(torch.autograd.grad(y, x, g)[0], g / x.std())
+    with pytest.raises(ValueError, match="10 channels aren't groups of 4"):
+        BareLayer(10, group_size=4)
+
+
+def test_a_network_is_laid_bare_of_all_its_whitening():
+    options = {"model_options": {"depth": 8}, "everywhere": 16}
+    whitened, *_ = Network("resnet", "bn", 2, (3, 32, 32), **options).build()
+    step = TrainingStep(Network("resnet", "bn", 2, (3, 32, 32), **options, bare=True))
+    counts = [
+        sum(isinstance(module, kind) for module in network.modules())
+        for network, kind in ((whitened, DecorrelatedBatchNorm2d), (step.network, BareLayer))
+    ]
+    assert counts[0] == counts[1] == 7
+    assert not any(
+        isinstance(module, DecorrelatedBatchNorm2d) for module in step.network.modules()
+    )
+    step()
+    step.check()
 
 
 def test_a_training_step_updates_and_notices_when_it_went_astray():

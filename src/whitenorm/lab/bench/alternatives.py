@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whitenorm import passes
 from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import fold
+from whitenorm.lab.bench.bare import BareLayer, laid_bare
 from whitenorm.lab.bench.timing import Timed
 from whitenorm.lab.methods import make_method
 from whitenorm.lab.models import build_model
@@ -55,7 +56,8 @@ def layer(
 
     Args:
         name: "bn"; "conv", a 3x3 convolution (for (N, C): a linear layer) as wide as the input;
-            "dbn-g16", "loop-g16" or "newton-g16" with any number, the last two from the baselines.
+            "dbn-g16", "bare-g16", "loop-g16" or "newton-g16" with any number, the last two from
+            the baselines.
         shape: Of the input.
         dtype: Of the input; norms keep float32 parameters.
         channels_last: Memory format of the input.
@@ -134,6 +136,8 @@ def _module(name: str, channels: int, dims: int) -> nn.Module:
     if kind == "dbn":
         types = {2: DecorrelatedBatchNorm1d, 4: DecorrelatedBatchNorm2d}
         return types[dims](channels, group_size=size)
+    if kind == "bare":
+        return BareLayer(channels, size)
     module = baselines()
     if module is None:
         raise RuntimeError(f"{name!r} needs {BASELINES}, which is part of the source tree")
@@ -175,6 +179,7 @@ class Network:
         model_options: Of the model.
         method_options: Of the method.
         everywhere: Group size of the DBN that takes the place of all BN layers afterwards.
+        bare: Whether what a DBN layer can't do without takes the place of each in the end.
     """
 
     model: str
@@ -185,6 +190,7 @@ class Network:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     method_options: Mapping[str, Any] = field(default_factory=dict)
     everywhere: int | None = None
+    bare: bool = False
 
     def settings(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -203,6 +209,8 @@ class Network:
         )
         if self.everywhere is not None:
             network = convert_batchnorm(network, group_size=self.everywhere)
+        if self.bare:
+            network = laid_bare(network)
         x = torch.randn(self.batch, *self.input_shape, generator=generator)
         return network, x, torch.randint(self.classes, (self.batch,), generator=generator)
 

@@ -6,7 +6,7 @@ r"""The suites: tables of cases, each a list of alternatives that are measured i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -214,7 +214,7 @@ def _layer_bars(quick: bool) -> list[Case]:
 
 
 def _parts(quick: bool) -> list[Case]:
-    """A DBN layer beside what it can't do without."""
+    """DBN beside what it can't do without: layers part by part, then training steps."""
     cases = []
     for shape, group in (
         ((256, 128), 16),
@@ -233,8 +233,21 @@ def _parts(quick: bool) -> list[Case]:
         makes |= {name: partial(part, name, shape, group) for name in ("passes", "eigenvalues")}
         title = f"{list(shape)}, G{group}"
         alternatives = [Alternative(name, make) for name, make in makes.items()]
-        info = {"ours": ours}
+        info = {"ours": ours, "mode": "layer"}
         cases.append(Case(f"parts {title}", title, alternatives, ["bn"], "both", info))
+    depths = (8, 8) if quick else (20, 56)
+    for name, title, choices, names in (
+        ("vgg-a", "VGG-A", vgg_a(quick), ("dbn-g16", "dbn-g8", "dbn-g64", "dbn-g512")),
+        ("res-20", "Res-20", resnet(depths[0], quick), ("dbn-all-g16",)),
+        ("res-56", "Res-56", resnet(depths[1], quick), ("dbn-all-g16",)),
+        ("mlp", "MLP 1024-5x128-68", mlp(quick), ("dbn-g16",)),
+    ):
+        for ours in [ours for ours in names if ours in choices]:
+            three = {"bn": choices["bn"], ours: choices[ours]}
+            three["bare"] = replace(choices[ours], bare=True)
+            case = training_case(name, title, three)
+            info = {**case.info, "ours": ours}
+            cases.append(replace(case, name=f"parts {name} {ours}", info=info))
     return cases
 
 

@@ -217,6 +217,8 @@ def _parts(record: dict[str, Any]) -> str:
     """The parts of a layer, and what is left of its time."""
     rows = []
     for case in record["cases"]:
+        if case["info"]["mode"] != "layer":
+            continue
         names = (case["info"]["ours"], "passes", "eigenvalues", "bn")
         seconds = [case["alternatives"][name]["summary"]["both"]["median"] for name in names]
         ours, passes, eigenvalues, bn = seconds
@@ -231,6 +233,24 @@ def _parts(record: dict[str, Any]) -> str:
         )
     head = ("input", "BN ms", "DBN ms", "passes", "eigenvalues", "the rest")
     return table((*head, "DBN / BN", "without the rest"), rows)
+
+
+def _bound_steps(record: dict[str, Any]) -> str:
+    """Training steps, and the same with only the passes and the eigenvalues in each layer."""
+    rows = []
+    for case in record["cases"]:
+        if case["info"]["mode"] == "training":
+            ours = case["info"]["ours"]
+            ratios = (ratio_of(case, name, "bn", "step") for name in (ours, "bare"))
+            rows.append(
+                (
+                    f"{case['title']}, batch {case['info']['batch']}",
+                    label(ours),
+                    milliseconds(case, "bn", "step"),
+                    *(with_quartiles(ratio, 3) for ratio in ratios),
+                )
+            )
+    return table(("network", "normalization", "BN ms", "DBN / BN", "without the rest"), rows)
 
 
 # --- networks -----------------------------------------------------------------------------------
@@ -328,7 +348,7 @@ _BLOCKS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "layer-bounds": _bounds,
         "layer-machine": _machine,
     },
-    "parts": {"parts": _parts},
+    "parts": {"parts": _parts, "parts-steps": _bound_steps},
     "network": {
         "network-training": _networks("training", "step"),
         "network-inference": _networks("inference", "inference"),
