@@ -179,10 +179,14 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
             (m if m.shape[0] == count else m[:count], t)
             for m, t in zip(matrices, arranged, strict=True)
         ]
-        if _is_rows(piece):  # multiply from the other side, and add row by row
-            result = _added([(t.mT, m.mT) for m, t in pairs])
-            lines = piece[0].permute(2, 0, 1)
-            torch.add(result.transpose(0, 1), constant.view(1, groups, -1), out=lines)
+        if _is_rows(piece):  # multiply from the other side
+            pairs = [(t.mT, m.mT) for m, t in pairs]
+            lines, line = piece[0].permute(2, 0, 1), constant.view(1, groups, -1)
+            if piece.dtype == work:
+                lines.copy_(line.expand_as(lines))
+                _added(pairs, lines.transpose(0, 1))
+            else:
+                torch.add(_added(pairs).transpose(0, 1), line, out=lines)
         elif piece.dtype == work and piece.is_contiguous() and not together:
             piece.copy_(constant.expand_as(piece))
             _added(pairs, piece.view(arranged[0].shape))
