@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whitenorm import passes
 from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import fold
-from whitenorm.lab.bench.bare import BareLayer, laid_bare
+from whitenorm.lab.bench.bare import backward_passes, forward_passes, laid_bare
 from whitenorm.lab.bench.timing import Timed
 from whitenorm.lab.methods import make_method
 from whitenorm.lab.models import build_model
@@ -56,8 +55,7 @@ def layer(
 
     Args:
         name: "bn"; "conv", a 3x3 convolution (for (N, C): a linear layer) as wide as the input;
-            "dbn-g16", "bare-g16", "loop-g16" or "newton-g16" with any number, the last two from
-            the baselines.
+            "dbn-g16", "loop-g16" or "newton-g16" with any number, the last two from the baselines.
         shape: Of the input.
         dtype: Of the input; norms keep float32 parameters.
         channels_last: Memory format of the input.
@@ -103,21 +101,16 @@ def part(name: str, shape: tuple[int, ...], group: int) -> Timed:
     """
     generator = torch.Generator().manual_seed(0)
     x, g = _correlated(shape, generator), torch.randn(shape, generator=generator)
-    rows = passes.is_rows(x)
-    view, gradient = (passes.samples(t, group, rows) for t in (x, g))
-    total, outer = passes.sums(view, None, torch.float64)
-    constant, matrix = total.float(), outer.float()
-
-    def into_new(*terms: passes.Term) -> None:
-        passes.affine(passes.samples(passes.empty(x, rows), group, rows), constant, *terms)
+    matrix = torch.zeros(shape[1] // group, group, group)
+    constant = matrix[..., :1].contiguous()
+    _, outer = forward_passes(x, matrix, constant)
+    matrix.copy_(outer)
 
     def forward() -> None:
-        passes.sums(view, None, torch.float64)
-        into_new(passes.Term(matrix, view))
+        forward_passes(x, matrix, constant)
 
     def backward() -> None:
-        passes.sums(view, None, torch.float32, gradient)
-        into_new(passes.Term(matrix, gradient), passes.Term(matrix, view))
+        backward_passes(x, g, matrix, matrix, constant)
 
     if name == "passes":
         return Timed({"forward": forward, "backward": backward})
@@ -136,8 +129,6 @@ def _module(name: str, channels: int, dims: int) -> nn.Module:
     if kind == "dbn":
         types = {2: DecorrelatedBatchNorm1d, 4: DecorrelatedBatchNorm2d}
         return types[dims](channels, group_size=size)
-    if kind == "bare":
-        return BareLayer(channels, size)
     module = baselines()
     if module is None:
         raise RuntimeError(f"{name!r} needs {BASELINES}, which is part of the source tree")

@@ -11,7 +11,7 @@ from torch.autograd import Function
 from whitenorm.modules import _DecorrelatedBatchNorm
 from whitenorm.passes import Term, affine, empty, is_rows, samples, sums
 
-__all__ = ["BareLayer", "laid_bare"]
+__all__ = ["BareLayer", "backward_passes", "forward_passes", "laid_bare"]
 
 
 class BareLayer(nn.Module):
@@ -27,6 +27,7 @@ class BareLayer(nn.Module):
     """
 
     matrix: Tensor
+    nothing: Tensor
     constant: Tensor
 
     def __init__(self, channels: int, group_size: int) -> None:
@@ -37,6 +38,7 @@ class BareLayer(nn.Module):
                 f"the bound has no remainders: {channels} channels aren't groups of {size}"
             )
         self.register_buffer("matrix", torch.eye(size).repeat(channels // size, 1, 1))
+        self.register_buffer("nothing", torch.zeros_like(self.matrix))
         self.register_buffer("constant", torch.zeros(channels // size, size, 1))
         self._scaled = False
 
@@ -44,38 +46,47 @@ class BareLayer(nn.Module):
         if not self._scaled:
             self.matrix /= input.detach().std()
             self._scaled = True
-        y: Tensor = _Passes.apply(input, self.matrix, self.constant)
+        y: Tensor = _Passes.apply(input, self.matrix, self.nothing, self.constant)
         return y
 
 
 class _Passes(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
-        ctx.save_for_backward(x, matrix, constant)
-        size, rows = matrix.shape[-1], is_rows(x)
-        view = samples(x, size, rows)
-        _, outer = sums(view, None, torch.float64)
+    def forward(ctx: Any, x: Tensor, matrix: Tensor, nothing: Tensor, constant: Tensor) -> Tensor:
+        ctx.save_for_backward(x, matrix, nothing, constant)
+        y, outer = forward_passes(x, matrix, constant)
         torch.linalg.eigh(outer)
-        y = empty(x, rows)
-        affine(samples(y, size, rows), constant, Term(matrix, view))
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, matrix, constant = ctx.saved_tensors
-        size, rows = matrix.shape[-1], is_rows(x)
-        view, gradient = samples(x, size, rows), samples(g, size, rows)
-        sums(view, None, torch.float32, gradient)
-        dx = empty(x, rows)
-        nothing = torch.zeros_like(matrix)
-        affine(samples(dx, size, rows), constant, Term(matrix, gradient), Term(nothing, view))
-        return dx, None, None
+        x, matrix, nothing, constant = ctx.saved_tensors
+        return backward_passes(x, g, matrix, nothing, constant), None, None, None
+
+
+def forward_passes(x: Tensor, P: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+    """P x + constant in a new tensor, and the sum of x x^T: the two passes forward."""
+    size, rows = P.shape[-1], is_rows(x)
+    view = samples(x, size, rows)
+    _, outer = sums(view, None, torch.float64)
+    y = empty(x, rows)
+    affine(samples(y, size, rows), constant, Term(P, view))
+    return y, outer
+
+
+def backward_passes(x: Tensor, g: Tensor, P: Tensor, Q: Tensor, constant: Tensor) -> Tensor:
+    """P g + Q x + constant in a new tensor, and the sums that go before: the two backward."""
+    size, rows = P.shape[-1], is_rows(x)
+    view, gradient = samples(x, size, rows), samples(g, size, rows)
+    sums(view, None, torch.float32, gradient)
+    dx = empty(x, rows)
+    affine(samples(dx, size, rows), constant, Term(P, gradient), Term(Q, view))
+    return dx
 
 
 def laid_bare(network: nn.Module) -> nn.Module:
     """The network with a :class:`BareLayer` in the place of each DBN layer."""
-    for parent in list(network.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, _DecorrelatedBatchNorm):
-                setattr(parent, name, BareLayer(child.num_features, child.group_size))
+    for name, module in list(network.named_modules()):
+        if isinstance(module, _DecorrelatedBatchNorm):
+            network.set_submodule(name, BareLayer(module.num_features, module.group_size))
     return network

@@ -101,8 +101,13 @@ def _network(quick: bool) -> list[Case]:
 
 def _memory(quick: bool) -> list[Case]:
     chosen = ("vgg-a", "res-8") if quick else ("vgg-a", "res-20", "res-56", "res-18", "res-50")
-    table = {**networks(quick), "mlp": ("MLP 1024-5x128-68", mlp(quick))}
+    table = _with_mlp(quick)
     return [memory_case(name, *table[name], quick) for name in (*chosen, "mlp")]
+
+
+def _with_mlp(quick: bool) -> dict[str, tuple[str, dict[str, Network]]]:
+    """The networks, and the MLP of the PIE study, which the paper's appendix doesn't time."""
+    return {**networks(quick), "mlp": ("MLP 1024-5x128-68", mlp(quick))}
 
 
 # --- the bars -----------------------------------------------------------------------------------
@@ -144,7 +149,7 @@ def _bars(quick: bool) -> list[Case]:
     )
     return [
         *(_step_bars(name, title, some(n, *most), most) for name, title, n, most in rows),
-        training_case("mlp", "MLP 1024-5x128-68", mlp(quick), [pie]),
+        training_case("mlp", *_with_mlp(quick)["mlp"], [pie]),
         *_layer_bars(quick),
         _folded_bars("vgg-a", "VGG-A", some(vgg, "dbn-g16")),
         _folded_bars("res-20", "Res-20", res20),
@@ -235,13 +240,15 @@ def _parts(quick: bool) -> list[Case]:
         alternatives = [Alternative(name, make) for name, make in makes.items()]
         info = {"ours": ours, "mode": "layer"}
         cases.append(Case(f"parts {title}", title, alternatives, ["bn"], "both", info))
-    depths = (8, 8) if quick else (20, 56)
-    for name, title, choices, names in (
-        ("vgg-a", "VGG-A", vgg_a(quick), ("dbn-g16", "dbn-g8", "dbn-g64", "dbn-g512")),
-        ("res-20", "Res-20", resnet(depths[0], quick), ("dbn-all-g16",)),
-        ("res-56", "Res-56", resnet(depths[1], quick), ("dbn-all-g16",)),
-        ("mlp", "MLP 1024-5x128-68", mlp(quick), ("dbn-g16",)),
-    ):
+    cifar = ("res-8",) if quick else ("res-20", "res-56")
+    steps: dict[str, tuple[str, ...]] = {
+        "vgg-a": ("dbn-g16", "dbn-g8", "dbn-g64", "dbn-g512"),
+        **dict.fromkeys(cifar, ("dbn-all-g16",)),
+        "mlp": ("dbn-g16",),
+    }
+    table = _with_mlp(quick)
+    for name, names in steps.items():
+        title, choices = table[name]
         for ours in [ours for ours in names if ours in choices]:
             three = {"bn": choices["bn"], ours: choices[ours]}
             three["bare"] = replace(choices[ours], bare=True)
