@@ -346,6 +346,24 @@ def test_compiled_training_is_eager_training(channels, whitening):
     torch.testing.assert_close(eager.weight.grad, other.weight.grad)
 
 
+@COMPILES
+def test_compiled_training_takes_batches_of_any_size_without_compiling_again():
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    layer = torch.compile(DecorrelatedBatchNorm2d(8, group_size=4), backend=backend, dynamic=True)
+    counts = []
+    for samples in (6, 8, 9, 16, 31):
+        layer(torch.randn(samples, 8, 7, 7, requires_grad=True)).sum().backward()
+        counts.append(len(graphs))
+    assert counts[0] > 0
+    assert counts[1] == counts[-1]  # the first step sets a flag of the layer
+
+
 def test_tensors_without_values_pass_through():
     """As tools do that measure a training step's memory or operations before it runs."""
     with FakeTensorMode():

@@ -40,8 +40,10 @@ __all__ = [
 
 # By measurement on two cores, as the sizes of maps that sums and affine put together.
 PIECE = 2**18  # elements that are copied at a time, to stay in the cache
-WRITTEN = 4  # times as many are written at a time where nothing is copied
+READY = 4  # times as many where nothing is copied
 ROWS = 2**11  # rows at most in a piece: float32 adds these up before float64 takes over
+IMAGES = 2**5  # whose sums float32 adds up before float64 takes over
+LITTLE = 400  # a product of fewer operations torch does by itself, slowly
 FAR = 4  # deviations from zero beyond which a mean is subtracted first
 
 
@@ -145,7 +147,7 @@ def sums(
     """
     (_, groups, size, _), work = x.shape, work_dtype(x)
     views = (x,) if g is None else (x, g)
-    together, pieces = _split(views, work, shift is not None, max(64, 2 * size))
+    together, pieces = _split(views, work, shift is not None, max(36, size))
     result: list[Tensor] = []
     for piece, *rest in pieces:
         t = left = _arrange(piece, shift, work, together)
@@ -168,8 +170,9 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
     (groups, size, _), matrices = constant.shape, [term.matrix for term in terms]
     views = (out, *[term.samples for term in terms])
     shifts = [term.shift for term in terms]
-    shifted, small = any(c is not None for c in shifts), max(16, min(64, size // 2))
-    together, pieces = _split(views, work, shifted, small, written=True)
+    shifted = any(c is not None for c in shifts)
+    small = max(64 if size > 32 else 16, -(-LITTLE // size**2))
+    together, pieces = _split(views, work, shifted, small)
     for piece, *inputs in pieces:
         arranged = [_arrange(t, c, work, together) for t, c in zip(inputs, shifts, strict=True)]
         count = arranged[0].shape[0]
@@ -235,7 +238,10 @@ def _added(pairs: list[tuple[Tensor, Tensor]], to: Tensor | None = None) -> Tens
 
 
 def _over_images(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """[B * G, ...] summed over B."""
+    """[B * G, ...] summed over B in dtype; a few at a time in t's own first, which is faster."""
+    if t.dtype != dtype and not torch.compiler.is_compiling():
+        few = math.gcd(t.shape[0] // groups, IMAGES)
+        t = t.view(-1, few, groups, *t.shape[1:]).sum(1).flatten(0, 1) if few > 1 else t
     if t.shape[0] == groups:
         return t.to(dtype)
     return t.view(-1, groups, *t.shape[1:]).sum(0, dtype=dtype)
@@ -292,13 +298,13 @@ def no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def _split(
-    views: tuple[Tensor, ...], work: torch.dtype, shifted: bool, small: int, written: bool = False
+    views: tuple[Tensor, ...], work: torch.dtype, shifted: bool, small: int
 ) -> tuple[bool, Iterable[tuple[Tensor, ...]]]:
     """Whether maps of fewer positions than ``small`` are put together, and pieces of the views.
 
-    A piece is so small that what is made for it stays in the cache: a copy of the samples, if the
-    products need one, or else a k x k matrix for each map and group and, in a larger cache, what
-    is written. Where there is no cache to mind, the whole is one piece.
+    A piece is so small that it stays in the cache: a copy of the samples, if the products need
+    one, or else, in a larger cache, the samples themselves and a k x k matrix for each map and
+    group. Where there is no cache to mind, the whole is one piece.
     """
     compiling, (n, groups, size, count) = torch.compiler.is_compiling(), views[0].shape
     together = n > 1 and count < small and not compiling
@@ -308,7 +314,8 @@ def _split(
     if n == 1:
         dim, step = -1, max(min(PIECE // (groups * size), ROWS), ROWS // 8) if copied else ROWS
     else:
-        each = count if copied else max(size, count // WRITTEN if written else 0)
+        many = views[0].numel() > 2 * READY * PIECE  # two pieces aren't worth it
+        each = count if copied else max(size // 2, count // (READY if many else 2 * READY))
         dim, step = 0, PIECE // max(groups * size * each, 1)
     if step >= views[0].shape[dim]:
         return together, (views,)
