@@ -115,8 +115,9 @@ def _symmetric(a: Tensor) -> Tensor:
 
 def _zca(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
     eigenvalues, D = torch.linalg.eigh(S)
-    root = eigenvalues.clamp(min=eps).sqrt()  # the clamp removes rounding, nothing else
-    return torch.bmm(D / root.unsqueeze(-2), D.mT), root, D
+    inverse_root = eigenvalues.clamp(min=eps).rsqrt()  # the clamp removes rounding, nothing else
+    WD = D * inverse_root.unsqueeze(-2)
+    return torch.bmm(WD, D.mT), inverse_root, WD
 
 
 def _zca_vjp(
@@ -124,12 +125,14 @@ def _zca_vjp(
 ) -> Tensor:
     # From W R = I and R^2 = S: dS = -W X W, where R X + X R = sym(dW). In the eigenbasis this
     # divides by sqrt(l_i) + sqrt(l_j), never by the paper's l_i - l_j.
-    root, D = cache
+    inverse_root, WD = cache
     if torch.is_grad_enabled():
+        root = inverse_root.reciprocal()
+        D = WD * root.unsqueeze(-2)
         return -W @ cast(Tensor, _Lyapunov.apply(S @ W, _symmetric(dW), root, D)) @ W
-    X = torch.bmm(torch.bmm(D.mT, dW), D)  # all of it in the eigenbasis, where W is diagonal
-    X = (X + X.mT) / (root.unsqueeze(-1) + root.unsqueeze(-2))
-    WD = D / root.unsqueeze(-2)
+    # all of it in the basis WD, where sqrt(l_i) sqrt(l_j) / (sqrt(l_i) + sqrt(l_j)) is left
+    X = torch.bmm(torch.bmm(WD.mT, dW), WD)
+    X = (X + X.mT) / (inverse_root.unsqueeze(-1) + inverse_root.unsqueeze(-2))
     return torch.bmm(torch.bmm(WD, X), WD.mT) / -2
 
 
