@@ -221,25 +221,26 @@ def _layer_bars(quick: bool) -> list[Case]:
 def _parts(quick: bool) -> list[Case]:
     """DBN beside what it can't do without: layers part by part, then training steps."""
     cases = []
-    for shape, group in (
-        ((256, 128), 16),
-        ((128, 16, 32, 32), 16),
-        ((128, 32, 16, 16), 16),
-        ((128, 64, 8, 8), 16),
-        ((64, 64, 32, 32), 16),
-        ((64, 64, 32, 32), 64),
-        ((256, 512, 4, 4), 16),
-        ((128, 512, 4, 4), 512),
+    for shape, group, against in (
+        ((256, 128), 16, "bn"),
+        ((128, 16, 32, 32), 16, "bn"),
+        ((128, 32, 16, 16), 16, "bn"),
+        ((128, 64, 8, 8), 16, "bn"),
+        ((64, 64, 32, 32), 16, "bn"),
+        ((64, 64, 32, 32), 64, "conv"),
+        ((256, 128, 16, 16), 16, "bn"),
+        ((256, 512, 4, 4), 16, "bn"),
+        ((128, 512, 4, 4), 512, "bn"),
     ):
         if quick:
             shape, group = (shape[0] // 8, shape[1], *[2] * len(shape[2:])), min(group, 32)
         ours = f"dbn-g{group}"
-        makes = {name: partial(layer, name, shape) for name in ("bn", ours)}
+        makes = {name: partial(layer, name, shape) for name in (against, ours)}
         makes |= {name: partial(part, name, shape, group) for name in ("passes", "eigenvalues")}
         title = f"{list(shape)}, G{group}"
         alternatives = [Alternative(name, make) for name, make in makes.items()]
         info = {"ours": ours, "mode": "layer"}
-        cases.append(Case(f"parts {title}", title, alternatives, ["bn"], "both", info))
+        cases.append(Case(f"parts {title}", title, alternatives, [against], "both", info))
     cifar = ("res-8",) if quick else ("res-20", "res-56")
     steps: dict[str, tuple[str, ...]] = {
         "vgg-a": ("dbn-g16", "dbn-g8", "dbn-g64", "dbn-g512"),

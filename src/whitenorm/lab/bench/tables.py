@@ -219,20 +219,22 @@ def _parts(record: dict[str, Any]) -> str:
     for case in record["cases"]:
         if case["info"]["mode"] != "layer":
             continue
-        names = (case["info"]["ours"], "passes", "eigenvalues", "bn")
+        (against,) = case["references"]
+        names = (case["info"]["ours"], "passes", "eigenvalues", against)
         seconds = [case["alternatives"][name]["summary"]["both"]["median"] for name in names]
-        ours, passes, eigenvalues, bn = seconds
-        times = (bn, ours, passes, eigenvalues, ours - passes - eigenvalues)
-        shares = (ours / bn, (passes + eigenvalues) / bn)
+        ours, passes, eigenvalues, theirs = seconds
+        times = (theirs, ours, passes, eigenvalues, ours - passes - eigenvalues)
+        shares = (ours / theirs, (passes + eigenvalues) / theirs)
         rows.append(
             (
                 case["title"],
+                label(against),
                 *(f"{1e3 * t:.3g}" for t in times),
                 *(f"{share:.2f}" for share in shares),
             )
         )
-    head = ("input", "BN ms", "DBN ms", "passes", "eigenvalues", "the rest")
-    return table((*head, "DBN / BN", "without the rest"), rows)
+    head = ("input", "against", "its ms", "DBN ms", "passes", "eigenvalues", "the rest")
+    return table((*head, "ratio", "without the rest"), rows)
 
 
 def _bound_steps(record: dict[str, Any]) -> str:

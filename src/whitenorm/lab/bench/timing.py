@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ Phases = Mapping[str, Callable[[], object]]
 
 LEAST = 2e-3  # seconds that a sample lasts at least: far above what a clock or a tick disturbs
 MOST_ROUNDS = 10  # times the rounds asked for, in cases that are quick
+MADE_ANEW = 10  # rounds after which all alternatives are
 
 
 class Sampler(Protocol):
@@ -138,34 +140,40 @@ def measure(case: Case, rounds: int, seconds: float = 0.0) -> dict[str, Any]:
 
     Each round runs every alternative once, starting one further along than the round before and
     every other time backwards, so that none always follows the same neighbour. Ratios are taken
-    within a round, where both sides met the same machine.
+    within a round, where both sides met the same machine. After some rounds all alternatives are
+    made anew, in another order: where their tensors come to lie in memory is luck, and can change
+    their speed by several hundredths for as long as they live.
 
     Args:
         case: What to measure.
         rounds: How many at least.
         seconds: Goes on for so long, if that is more, up to ten times the rounds.
     """
-    samplers = {alternative.name: alternative.make() for alternative in case.alternatives}
-    values: dict[str, dict[str, list[float]]] = {name: {} for name in samplers}
+    makes = {alternative.name: alternative.make for alternative in case.alternatives}
+    values: dict[str, dict[str, list[float]]] = {name: {} for name in makes}
     wanted = case.rounds or rounds
     most = wanted if case.rounds else MOST_ROUNDS * wanted
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        start, done = time.perf_counter(), -case.warmup
-        while done < wanted or (done < most and time.perf_counter() - start < seconds):
-            gc.collect()  # of this round's own garbage: what was there before is frozen
-            for name in _order(list(samplers), done):
-                for quantity, value in samplers[name]().items():
-                    if done >= 0:
-                        values[name].setdefault(quantity, []).append(value)
-            done += 1
-    finally:
-        gc.enable()
-        gc.unfreeze()
-    for sampler in samplers.values():
-        sampler.check()
+    samplers: dict[str, Sampler] = {}
+    start, done = time.perf_counter(), 0
+
+    def goes_on() -> bool:
+        return done < wanted or (done < most and time.perf_counter() - start < seconds)
+
+    while goes_on():
+        samplers.clear()
+        samplers = {name: makes[name]() for name in _order(list(makes), done // MADE_ANEW)}
+        with _without_garbage():
+            for turn in range(-case.warmup, MADE_ANEW):
+                if turn >= 0 and not goes_on():
+                    break
+                gc.collect()  # of this round's own garbage: what was there before is frozen
+                for name in _order(list(makes), done):
+                    for quantity, value in samplers[name]().items():
+                        if turn >= 0:
+                            values[name].setdefault(quantity, []).append(value)
+                done += turn >= 0
+        for sampler in samplers.values():
+            sampler.check()
     full = {name: _with_total(columns, case.total) for name, columns in values.items()}
     return {
         "name": case.name,
@@ -189,6 +197,19 @@ def measure(case: Case, rounds: int, seconds: float = 0.0) -> dict[str, Any]:
             for alternative in case.alternatives
         },
     }
+
+
+@contextmanager
+def _without_garbage() -> Iterator[None]:
+    """No collection but those that are asked for, and of nothing that is there already."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
