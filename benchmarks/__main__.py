@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 lambda line: print(line, flush=True),
                 quick=options.quick,
                 only=options.only,
+                fresh_memory=options.fresh_memory,
             )
             print(*[path, *render(path, options.out)], sep="\n")
         if options.render:
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, help="of torch (default: as many as there are cores)")
     add("--quick", action="store_true", help="tiny sizes, to see that it works; doesn't count")
     add("--only", metavar="TEXT", help="cases with this in their name alone; doesn't count")
+    add("--fresh-memory", action="store_true", help="let the allocator give memory back; noisy")
     add("--render", action="store_true", help="put all records of --out into --page")
     add("--page", type=Path, default=ROOT / "docs" / "performance.md", help="to put them into")
     return parser

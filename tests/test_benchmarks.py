@@ -3,6 +3,9 @@
 import importlib.util
 import json
 import math
+import platform
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -320,6 +323,25 @@ def test_bars_run_and_are_judged(tmp_path, kind):
     assert table.count("| met |") + table.count("| **not met** |") == len(expected)
     for number, case in enumerate(cases, start=1):
         assert any(line.startswith(f"{number}/{len(cases)} {case.name} (") for line in lines)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators can't be told")
+def test_freed_memory_can_be_kept():
+    """In a process of its own, for it can't be taken back."""
+    program = """
+import resource, statistics, torch
+from whitenorm.lab.bench.machine import keep_memory
+
+def page_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(2**20) for _ in range(8)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+assert keep_memory()
+page_faults()
+assert statistics.median(page_faults() for _ in range(9)) < 100
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_memory_is_measured_in_a_process_of_its_own(tmp_path):

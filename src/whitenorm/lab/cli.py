@@ -333,6 +333,9 @@ def bench(
     only: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Cases with this in their name; partial.")
     ] = None,
+    fresh_memory: Annotated[
+        bool, typer.Option("--fresh-memory", help="Let the allocator give memory back; noisy.")
+    ] = False,
 ) -> None:
     """Time DBN beside BatchNorm and the usual ports, interleaved in one run.
 
@@ -354,6 +357,7 @@ def bench(
                 lambda line: console.print(escape(line)),
                 quick=quick,
                 only=only,
+                fresh_memory=fresh_memory,
             )
             for file in [path, *render(path, out)]:
                 console.print(str(file), soft_wrap=True)

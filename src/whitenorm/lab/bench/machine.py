@@ -2,6 +2,7 @@ r"""What a measurement was made on, and whether it had the machine for itself.""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import time
@@ -14,7 +15,7 @@ import torch
 from whitenorm.lab.bench.timing import spread
 from whitenorm.lab.records import environment
 
-__all__ = ["Watch", "calibration", "describe", "disturbances"]
+__all__ = ["Watch", "calibration", "describe", "disturbances", "keep_memory"]
 
 OTHERS = 0.1  # cores: more than this, and a core was not ours alone
 SPREAD = 0.1  # of a loop that always does the same
@@ -45,6 +46,20 @@ def revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def keep_memory() -> bool:
+    """Makes the C library keep memory that is freed, as GPUs' allocators do; whether it can.
+
+    Otherwise it gives some back to the system and gets it anew, cleared page by page, which takes
+    a good part of a training step at times, and none at others.
+    """
+    trim_threshold, mmap_max = -1, -4  # of mallopt(3)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # not glibc
+        return False
+    return bool(mallopt(trim_threshold, -1) and mallopt(mmap_max, 0))
 
 
 class Watch:

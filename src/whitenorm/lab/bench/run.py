@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from whitenorm.lab.bench.alternatives import BASELINES, baselines
-from whitenorm.lab.bench.machine import Watch, calibration, describe, disturbances
+from whitenorm.lab.bench.machine import Watch, calibration, describe, disturbances, keep_memory
 from whitenorm.lab.bench.roofline import rates
 from whitenorm.lab.bench.suites import SUITES
 from whitenorm.lab.bench.timing import measure
@@ -35,6 +35,7 @@ def run_bench(
     *,
     quick: bool = False,
     only: str | None = None,
+    fresh_memory: bool = False,
 ) -> Path:
     """Measures a suite and writes ``out/<suite>.json``; the path of it.
 
@@ -48,6 +49,8 @@ def run_bench(
             is named ``<suite>-quick.json``, and doesn't count.
         only: Measures the cases alone whose name contains this. The record says so, is named
             ``<suite>-partial.json``, and doesn't count either.
+        fresh_memory: Leaves the system's allocator as it is, which may give memory back. Else it
+            is kept from now on, for as long as this process lives (unless ``quick``).
     """
     if suite not in SUITES:
         raise BenchError(f"unknown suite {suite!r}; there are {', '.join(SUITES)}")
@@ -68,7 +71,8 @@ def run_bench(
     for note in notes:
         say(note)
     with _threads(threads or len(_cores())):
-        where, load = describe(), [os.getloadavg()[0]]
+        kept = not (fresh_memory or quick) and keep_memory()
+        where, load = describe() | {"memory_kept": kept}, [os.getloadavg()[0]]
         calibrations, machine = [calibration()], rates(quick)
         watches, found = {}, []
         for number, case in enumerate(cases, start=1):

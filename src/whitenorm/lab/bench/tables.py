@@ -42,6 +42,7 @@ def _where(record: dict[str, Any]) -> str:
         f"{minutes:.1f} minutes; load average {record['load'][0]:.2f} before, "
         f"{record['load'][1]:.2f} after."
     )
+    text += " Freed memory was kept." if env.get("memory_kept") else ""
     tuned = [f"`{name}={value}`" for name, value in env.get("variables", {}).items()]
     text += f" With {', '.join(tuned)}." if tuned else ""
     warnings = [f"The machine was not idle: {reason}." for reason in record["disturbances"]]
