@@ -105,12 +105,13 @@ def _busy_seconds() -> tuple[float, float] | None:
 def calibration(rounds: int = 60) -> dict[str, float]:
     """A loop that does the same 60 times: median seconds, and how far the ninth decile is off."""
     x, y = torch.randn(192, 192), torch.randn(2**18)
+    product, twice = torch.empty_like(x), torch.empty_like(y)  # no allocator's luck in here
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
         for _ in range(8):
-            x @ x
-            y.mul(2.0)
+            torch.mm(x, x, out=product)
+            torch.mul(y, 2.0, out=twice)
         times.append(time.perf_counter() - start)
     times = sorted(times[rounds // 6 :])
     middle = spread(times)["median"]
