@@ -17,7 +17,7 @@ Phases = Mapping[str, Callable[[], object]]
 
 LEAST = 2e-3  # seconds that a sample lasts at least: far above what a clock or a tick disturbs
 MOST_ROUNDS = 10  # times the rounds asked for, in cases that are quick
-MADE_ANEW = 10  # rounds after which all alternatives are
+MADE_ANEW = 5  # rounds after which all alternatives are
 
 
 class Sampler(Protocol):
