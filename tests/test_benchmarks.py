@@ -71,13 +71,14 @@ def test_ratios_are_taken_within_a_round_and_warm_up_is_dropped():
 def test_every_alternative_takes_every_place_in_the_order():
     calls = []
     case = scripted_case(calls, a=[1.0] * 9, b=[1.0] * 9, c=[1.0] * 9)
-    measure(case, rounds=6)
-    turns = [calls[i : i + 3] for i in range(0, 21, 3)]
+    measure(case, rounds=MADE_ANEW)
+    taken = 3 * (1 + MADE_ANEW)
+    turns = [calls[i : i + 3] for i in range(0, taken, 3)]
     assert all(set(turn) == set("abc") for turn in turns)
     for place in range(3):
         assert {turn[place] for turn in turns} == set("abc")
     assert len({tuple(turn) for turn in turns}) > 3  # backwards too, not only rotated
-    assert calls[21:] == ["check a", "check b", "check c"]
+    assert calls[taken:] == ["check a", "check b", "check c"]
 
 
 def test_alternatives_are_made_anew_in_another_order_and_warmed_up_again():
