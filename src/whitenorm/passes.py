@@ -44,7 +44,7 @@ READY = 4  # times as many where nothing is copied
 ROWS = 2**11  # rows at most in a piece: float32 adds these up before float64 takes over
 IMAGES = 2**5  # whose sums float32 adds up before float64 takes over
 LITTLE = 400  # a product of fewer operations torch does by itself, slowly
-FEW = 2**12  # elements of a group's rows, up to which a batch of products costs less than each
+FEW = 2**12  # elements a group in rows: up to here one batch of products beats a call a group
 FAR = 4  # deviations from zero beyond which a mean is subtracted first
 
 
@@ -186,7 +186,7 @@ def affine(out: Tensor, constant: Tensor, *terms: Term) -> None:
         if _is_rows(piece):  # multiply from the other side
             pairs = [(t.mT, m.mT) for m, t in pairs]
             lines, line = piece[0].permute(2, 0, 1), constant.view(1, groups, -1)
-            if piece.dtype == work and size * len(lines) > FEW:  # torch has a call for each group
+            if piece.dtype == work and size * len(lines) > FEW:  # torch makes a call a group of it
                 lines.copy_(line)
                 _added(pairs, lines.transpose(0, 1))
             else:
