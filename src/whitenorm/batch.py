@@ -29,7 +29,7 @@ from whitenorm.passes import (
 )
 from whitenorm.whitening import WHITENINGS, decompose, whitening_matrix
 
-__all__ = ["Options", "Statistics", "whiten_batch"]
+__all__ = ["Options", "Statistics", "batch_statistics", "whiten"]
 
 
 class Options(NamedTuple):
@@ -44,45 +44,58 @@ class Options(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Of a block of equal groups: mean (channels,), second central moment and W [G, k, k]."""
+    """Of a block of equal groups: mean (channels,), second central moment and W [G, k, k].
+
+    The rest is what the passes and the derivative of W take: see :class:`_BatchWhitening`.
+    """
 
     samples: float | Tensor
     mean: Tensor
     moment: Tensor
     W: Tensor
+    small: tuple[Tensor | None, ...]
 
 
-def whiten_batch(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, options: Options
-) -> tuple[Tensor, list[Statistics]]:
-    """Whitens x with its own statistics, which come out as well."""
-    with torch.no_grad():
-        own = x.numel() / x.shape[1]
-        shifts, means, central = [], [], []
-        for view in _views(x, options):
-            shift, mean, moment = moments(view, algebra_dtype(x))
-            shifts.append(shift)
-            means.append(mean)
-            central.append(moment)
-        count: float | Tensor = max(own, 1)
-        if options.process_group is not None:
-            count, means, central = combine(own, means, central, options.process_group)
-        method, work = WHITENINGS[options.whitening], work_dtype(x)
-        small: list[Tensor | None] = []
-        statistics = []
-        for shift, mean, moment in zip(shifts, means, central, strict=True):
-            S = moment / count
-            S.diagonal(dim1=-2, dim2=-1).add_(options.eps)
-            exact, *cache = decompose(S, options.eps, options.whitening, options.iterations)
-            W = exact.to(work, copy=True)  # Dynamo wants no tensor twice
-            small += [shift, (mean if shift is None else mean - shift).to(work), W]
-            if method.benign:
-                small += [None, None, *[t.to(work) for t in cache]]
-            else:
-                small += [S, exact, *cache]
-            statistics.append(Statistics(count, mean.flatten(), moment, W))
-    y = _BatchWhitening.apply(x, weight, bias, options, count, *small)
-    return cast(Tensor, y), statistics
+@torch.no_grad()
+def batch_statistics(x: Tensor, options: Options) -> list[Statistics]:
+    """The statistics of x, block after block."""
+    own = x.numel() / x.shape[1]
+    shifts, means, central = [], [], []
+    for view in _views(x, options):
+        shift, mean, moment = moments(view, algebra_dtype(x))
+        shifts.append(shift)
+        means.append(mean)
+        central.append(moment)
+    count: float | Tensor = max(own, 1)
+    if options.process_group is not None:
+        count, means, central = combine(own, means, central, options.process_group)
+    method, work = WHITENINGS[options.whitening], work_dtype(x)
+    statistics = []
+    for shift, mean, moment in zip(shifts, means, central, strict=True):
+        S = moment / count
+        S.diagonal(dim1=-2, dim2=-1).add_(options.eps)
+        exact, *cache = decompose(S, options.eps, options.whitening, options.iterations)
+        W = exact.to(work, copy=True)  # Dynamo wants no tensor twice
+        offset = (mean if shift is None else mean - shift).to(work)
+        if method.benign:
+            small = (shift, offset, W, None, None, *[t.to(work) for t in cache])
+        else:
+            small = (shift, offset, W, S, exact, *cache)
+        statistics.append(Statistics(count, mean.flatten(), moment, W, small))
+    return statistics
+
+
+def whiten(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    options: Options,
+    statistics: list[Statistics],
+) -> Tensor:
+    """Whitens x with its own statistics; the gradient passes through them."""
+    small = [tensor for block in statistics for tensor in block.small]
+    y = _BatchWhitening.apply(x, weight, bias, options, statistics[0].samples, *small)
+    return cast(Tensor, y)
 
 
 def _views(x: Tensor, options: Options) -> list[Tensor]:

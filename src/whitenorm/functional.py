@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from whitenorm.batch import Options, whiten_batch
+from whitenorm.batch import Options, batch_statistics, whiten
 from whitenorm.distributed import ProcessGroup
 from whitenorm.passes import (
     algebra_dtype,
@@ -90,7 +90,7 @@ def decorrelated_batch_norm(
         if training:
             rows = is_rows(input)
             options = Options(rows, eps, group_size, whitening, iterations, process_group)
-            output, statistics = whiten_batch(input, weight, bias, options)
+            statistics = batch_statistics(input, options)
             if running_mean is not None and (input.numel() > 0 or process_group is not None):
                 means = [s.mean for s in statistics]
                 if running == "whitening":
@@ -100,7 +100,7 @@ def decorrelated_batch_norm(
                 _update(
                     running_mean, running_matrix, momentum, num_batches_tracked, means, matrices
                 )
-            return output
+            return whiten(input, weight, bias, options, statistics)
         mean, matrix = cast(Tensor, running_mean), cast(Tensor, running_matrix)
         outputs = []
         for channels, groups, size in blocks(input.shape[1], group_size):
