@@ -116,6 +116,15 @@ def test_phases_run_in_order_and_often_enough_for_the_clock():
     assert log == [1, 2] * timed.info["repeats"]
 
 
+def test_what_comes_before_a_phase_is_outside_its_time():
+    log = []
+    phases = {"one": lambda: log.append("one"), "two": lambda: log.append("two")}
+    timed = Timed(phases, before=lambda: (log.append("before"), time.sleep(0.05)), least=0)
+    log.clear()
+    assert max(timed().values()) < 0.04
+    assert log == ["before", "one", "before", "two"]
+
+
 def test_a_sum_of_phases_has_its_own_statistics():
     phases = {"forward": lambda: None, "backward": lambda: None}
     case = Case("c", "C", [Alternative("a", lambda: Timed(phases, least=0))], ["a"], "both")
@@ -167,13 +176,24 @@ def test_the_parts_of_a_layer_are_less_than_the_layer(records):
         [line.split("|")[1:-1] for line in tables(record)[name].splitlines()[2:]]
         for name in ("parts", "parts-steps")
     )
-    assert len(layers) + len(steps) == len(record["cases"])
+    calls = [case for case in record["cases"] if case["info"]["mode"] == "calls"]
+    assert len(layers) + len(steps) + len(calls) == len(record["cases"])
     assert len(steps) == len([case for case in record["cases"] if "bare" in case["alternatives"]])
     for row in layers:
         theirs, ours, passes, eigenvalues, rest, ratio, least = map(float, row[2:])
         assert passes + eigenvalues + rest == pytest.approx(ours, rel=0.02)
         assert ratio == pytest.approx(ours / theirs, rel=0.02)
         assert least == pytest.approx((passes + eigenvalues) / theirs, rel=0.02, abs=0.01)
+
+
+def test_small_layers_are_shown_alone_and_after_others(records):
+    record = json.loads(records["parts"].read_text())
+    rows = [line.split(" | ") for line in tables(record)["parts-calls"].splitlines()[2:]]
+    cases = [case for case in record["cases"] if case["info"]["mode"] == "calls"]
+    assert len(rows) == 2 * len(cases) > 0
+    for theirs, ours in zip(rows[::2], rows[1::2], strict=True):
+        assert float(theirs[2]) < float(ours[2])  # operations
+        assert float(theirs[3]) < float(ours[3])  # milliseconds
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -50,6 +50,7 @@ def layer(
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
     channels_last: bool = False,
+    cold: bool = False,
 ) -> Timed:
     """Forward and backward pass of a layer in training, with the gradients of all it has.
 
@@ -59,6 +60,7 @@ def layer(
         shape: Of the input.
         dtype: Of the input; norms keep float32 parameters.
         channels_last: Memory format of the input.
+        cold: Whether other layers have used the processor's cache before each pass.
     """
     generator = torch.Generator().manual_seed(0)
     module = _module(name, shape[1], len(shape))
@@ -88,7 +90,18 @@ def layer(
     with _Calls() as calls:
         forward()
         backward()
-    return Timed({"forward": forward, "backward": backward}, {"calls": calls.count}, check)
+    phases = {"forward": forward, "backward": backward}
+    return Timed(phases, {"calls": calls.count}, check, _other_layer() if cold else None)
+
+
+def _other_layer() -> Callable[[], None]:
+    """Passes over 8 MB of activations, as those of layers that come before."""
+    x, matrix = torch.ones(128, 16, 32, 32), torch.eye(16).view(1, 16, 16)
+
+    def run() -> None:
+        forward_passes(x, matrix, matrix[..., :1])
+
+    return run
 
 
 def part(name: str, shape: tuple[int, ...], group: int) -> Timed:

@@ -241,6 +241,12 @@ def _parts(quick: bool) -> list[Case]:
         alternatives = [Alternative(name, make) for name, make in makes.items()]
         info = {"ours": ours, "mode": "layer"}
         cases.append(Case(f"parts {title}", title, alternatives, [against], "both", info))
+    for shape in ((8, 16, 4, 4), (8, 64, 4, 4), (256, 128)):
+        makes = {name: partial(layer, name, shape) for name in ("bn", "dbn-g16")}
+        makes |= {f"{name}, cold": partial(make, cold=True) for name, make in makes.items()}
+        alternatives = [Alternative(name, make) for name, make in makes.items()]
+        info, title = {"mode": "calls"}, f"{list(shape)}, G16"
+        cases.append(Case(f"calls {title}", title, alternatives, ["bn"], "both", info))
     cifar = ("res-8",) if quick else ("res-20", "res-56")
     steps: dict[str, tuple[str, ...]] = {
         "vgg-a": ("dbn-g16", "dbn-g8", "dbn-g64", "dbn-g512"),

@@ -238,6 +238,18 @@ def _parts(record: dict[str, Any]) -> str:
     return table((*head, "ratio", "without the rest"), rows)
 
 
+def _calls(record: dict[str, Any]) -> str:
+    """Layers on small inputs, alone and with other layers' passes in between."""
+    rows = []
+    for case in record["cases"]:
+        if case["info"]["mode"] == "calls":
+            for name in ("bn", "dbn-g16"):
+                calls = case["alternatives"][name]["info"]["calls"]
+                times = (milliseconds(case, which, "both") for which in (name, f"{name}, cold"))
+                rows.append((case["title"], label(name), f"{calls}", *times))
+    return table(("input", "layer", "operations", "alone, ms", "after other layers, ms"), rows)
+
+
 def _bound_steps(record: dict[str, Any]) -> str:
     """Training steps, and the same with only the passes and the eigenvalues in each layer."""
     rows = []
@@ -351,7 +363,7 @@ _BLOCKS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "layer-bounds": _bounds,
         "layer-machine": _machine,
     },
-    "parts": {"parts": _parts, "parts-steps": _bound_steps},
+    "parts": {"parts": _parts, "parts-calls": _calls, "parts-steps": _bound_steps},
     "network": {
         "network-training": _networks("training", "step"),
         "network-inference": _networks("inference", "inference"),

@@ -38,6 +38,7 @@ class Timed:
         phases: What to run, by name; the first may leave what the next takes up.
         info: For the record.
         check: Called after the last sample.
+        before: Called before each phase, outside its time.
         least: Seconds that a sample lasts at least.
     """
 
@@ -46,10 +47,12 @@ class Timed:
         phases: Phases,
         info: Mapping[str, Any] | None = None,
         check: Callable[[], None] | None = None,
+        before: Callable[[], object] | None = None,
         least: float = LEAST,
     ) -> None:
         self._phases = phases
         self._check = check
+        self._before = before
         self._repeats = 1
         self()  # what is set up on the first call isn't measured
         once = min(sum(self().values()) for _ in range(2))
@@ -60,6 +63,8 @@ class Timed:
         seconds = dict.fromkeys(self._phases, 0.0)
         for _ in range(self._repeats):
             for name, phase in self._phases.items():
+                if self._before is not None:
+                    self._before()
                 start = time.perf_counter()
                 phase()
                 seconds[name] += time.perf_counter() - start
