@@ -45,7 +45,6 @@ ROWS = 2**11  # rows at most in a piece: float32 adds these up before float64 ta
 IMAGES = 2**5  # whose sums float32 adds up before float64 takes over
 LITTLE = 400  # a product of fewer operations torch does by itself, slowly
 FEW = 2**12  # elements a group in rows: up to here one batch of products beats a call a group
-SHORT = 400  # positions of a map: with fewer, products wait for memory that isn't read ahead
 FAR = 4  # deviations from zero beyond which a mean is subtracted first
 
 
@@ -148,13 +147,13 @@ def sums(
     Without g, those of x - shift and of (x - shift) (x - shift)^T.
     """
     (_, groups, size, _), work = x.shape, work_dtype(x)
-    views = (x,) if g is None else (g, x)
+    views = (x,) if g is None else (x, g)
     together, pieces = _split(views, work, shift is not None, max(36, size))
     result: list[Tensor] = []
     for piece, *rest in pieces:
-        left = t = _arrange(piece, shift if g is None else None, work, together)
+        t = left = _arrange(piece, shift, work, together)
         if rest:
-            t = _arrange(rest[0], shift, work, together)
+            left = _arrange(rest[0], None, work, together)
         some = left.sum(-1, keepdim=True), torch.bmm(left, t.mT)
         more = [_over_images(each, groups, dtype) for each in some]
         result = [a.add_(b) for a, b in zip(result, more, strict=True)] if result else more
@@ -306,34 +305,23 @@ def _split(
 
     A piece is so small that it stays in the cache: a copy of the samples, if the products need
     one, or else, in a larger cache, the samples themselves and a k x k matrix for each map and
-    group. Short rows that come from memory are read ahead. Where there is no cache to mind, the
-    whole is one piece.
+    group. Where there is no cache to mind, the whole is one piece.
     """
     compiling, (n, groups, size, count) = torch.compiler.is_compiling(), views[0].shape
     together = n > 1 and count < small and not compiling
     if compiling or views[0].device.type != "cpu":
         return together, (views,)
     copied = together or shifted or not all(_is_ready(view, work) for view in views)
-    many = views[0].numel() > 2 * READY * PIECE  # two pieces aren't worth it
-    ahead = many and not copied and n > 1 and count < SHORT and size <= 32
     if n == 1:
         dim, step = -1, max(min(PIECE // (groups * size), ROWS), ROWS // 8) if copied else ROWS
     else:
-        larger = 2 if ahead else READY if many else 2 * READY
-        each = count if copied else max(size // 2, count // larger)
+        many = views[0].numel() > 2 * READY * PIECE  # two pieces aren't worth it
+        each = count if copied else max(size // 2, count // (READY if many else 2 * READY))
         dim, step = 0, PIECE // max(groups * size * each, 1)
     if step >= views[0].shape[dim]:
         return together, (views,)
-    pieces = zip(*[torch.split(view, max(step, 1), dim) for view in views], strict=True)
-    return together, _read_ahead(pieces) if ahead else pieces
-
-
-def _read_ahead(pieces: Iterable[tuple[Tensor, ...]]) -> Iterable[tuple[Tensor, ...]]:
-    """Brings into the cache all of a piece but what comes first: that is written, or added up."""
-    for piece in pieces:
-        for view in piece[1:]:
-            view.sum()
-        yield piece
+    split = [torch.split(view, max(step, 1), dim) for view in views]
+    return together, zip(*split, strict=True)
 
 
 def _is_ready(view: Tensor, work: torch.dtype) -> bool:
