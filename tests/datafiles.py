@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import scipy.io
 
-from whitenorm.lab.data import DATASETS
-from whitenorm.lab.sources import SOURCES, File
+from whitenorm.lab.data.datasets import DATASETS
+from whitenorm.lab.data.sources import SOURCES, File
 
 random = np.random.default_rng(0)
 

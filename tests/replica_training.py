@@ -2,9 +2,9 @@
 
 import torch
 
-from whitenorm.lab.loading import load
-from whitenorm.lab.replicas import Replicas
-from whitenorm.lab.training import Trainer
+from whitenorm.lab.data.for_run import load
+from whitenorm.lab.training.replicas import Replicas
+from whitenorm.lab.training.trainer import Trainer
 
 
 def train_replica(rank, run):

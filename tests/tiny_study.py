@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from whitenorm.lab.claims import final, lower
-from whitenorm.lab.execution import run_study
-from whitenorm.lab.runs import Run
-from whitenorm.lab.study import Claim, Curve, Panel, PaperNumber, Scale, Study, View
+from whitenorm.lab.execution.runner import run_study
+from whitenorm.lab.records.run import Run
+from whitenorm.lab.studies.claims import final, lower
+from whitenorm.lab.studies.study import Claim, Curve, Panel, PaperNumber, Scale, Study, View
 
 BASE = Run(
     {"name": "digits"},

@@ -14,8 +14,9 @@ import pytest
 from tiny_study import comparables, tiny_study
 from typer.testing import CliRunner
 
-from whitenorm.lab import cli, studies
-from whitenorm.lab.records import RecordFile
+from whitenorm.lab import cli
+from whitenorm.lab.records.record import RecordFile
+from whitenorm.lab.studies import catalogue as studies
 
 SOURCE = Path(__file__).parents[2] / "src"
 COMMANDS = ["demo", "studies", "run", "report", "train", "data", "bench"]
@@ -144,7 +145,7 @@ def test_a_dry_run_records_nothing(tiny, tmp_path, monkeypatch):
 
 
 def test_a_failed_study_ends_with_an_error(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("whitenorm.lab.execution.load", lambda *_: 1 / 0)
+    monkeypatch.setattr("whitenorm.lab.execution.runner.load", lambda *_: 1 / 0)
     result = invoke("run", "tiny", "--out", tmp_path, "--jobs", 1)
     assert result.exit_code == 1
     assert len(list((tmp_path / "failures").iterdir())) == 6

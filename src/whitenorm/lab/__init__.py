@@ -1,7 +1,13 @@
 """The laboratory: every figure and table of the paper as a command.
 
-What is run is data: a :class:`~whitenorm.lab.runs.Run` holds the settings of one training, a
-:class:`~whitenorm.lab.study.Study` the runs of one figure or table, and the studies are rows of
-:data:`~whitenorm.lab.studies.STUDIES`. :func:`~whitenorm.lab.execution.run_study` turns them into
-records, :func:`~whitenorm.lab.report.build_report` turns records into figures and a page.
+A study's way is one lap, package after package:
+
+- :mod:`~whitenorm.lab.studies`: what to run, as data, and how records judge the paper's claims
+- :mod:`~whitenorm.lab.execution`: which runs are left to do, and where they are done
+- :mod:`~whitenorm.lab.training`: one run, on :mod:`~whitenorm.lab.data`, of one of the
+  :mod:`~whitenorm.lab.networks`
+- :mod:`~whitenorm.lab.records`: what came of it, one line a run
+- :mod:`~whitenorm.lab.reporting`: figures, tables and pages, from records alone
+
+:mod:`~whitenorm.lab.bench` measures speed and memory; :mod:`~whitenorm.lab.cli` is the command.
 """

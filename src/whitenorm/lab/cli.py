@@ -16,14 +16,14 @@ from rich.markup import escape
 
 from whitenorm.lab import commands
 from whitenorm.lab.bench import SUITES, BenchError, render, run_bench
-from whitenorm.lab.checkpoints import CheckpointError
-from whitenorm.lab.data import DataError, fetch
-from whitenorm.lab.executors import EXECUTORS, ExecutorError
-from whitenorm.lab.records import RecordError
-from whitenorm.lab.replicas import number_of_replicas
-from whitenorm.lab.report import build_report
-from whitenorm.lab.runs import Run
-from whitenorm.lab.studies import find_study
+from whitenorm.lab.data.datasets import DataError, fetch
+from whitenorm.lab.execution.executors import EXECUTORS, ExecutorError
+from whitenorm.lab.records.record import RecordError
+from whitenorm.lab.records.run import Run
+from whitenorm.lab.reporting.page import build_report
+from whitenorm.lab.studies.catalogue import find_study
+from whitenorm.lab.training.checkpoints import CheckpointError
+from whitenorm.lab.training.replicas import number_of_replicas
 
 __all__ = ["app"]
 

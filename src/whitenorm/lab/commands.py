@@ -14,22 +14,27 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from whitenorm.lab.checkpoints import Checkpoint, CheckpointError
-from whitenorm.lab.data import status
-from whitenorm.lab.display import StudyDisplay, TrainDisplay, numbers_table, verdict_table
-from whitenorm.lab.dryrun import dry_run
-from whitenorm.lab.events import EventLog
-from whitenorm.lab.execution import Job, checkpoint_path, execute, run_study
-from whitenorm.lab.executors import ExecutorError
-from whitenorm.lab.loading import missing
-from whitenorm.lab.records import RecordFile
-from whitenorm.lab.replicas import joined
-from whitenorm.lab.report import build_report
-from whitenorm.lab.results import Results
-from whitenorm.lab.runs import Run
-from whitenorm.lab.studies import STUDIES
-from whitenorm.lab.study import Study
-from whitenorm.lab.training import Interrupted, Progress
+from whitenorm.lab.data.datasets import status
+from whitenorm.lab.data.for_run import missing
+from whitenorm.lab.execution.display import (
+    StudyDisplay,
+    TrainDisplay,
+    numbers_table,
+    verdict_table,
+)
+from whitenorm.lab.execution.dry_run import dry_run
+from whitenorm.lab.execution.executors import ExecutorError
+from whitenorm.lab.execution.runner import Job, checkpoint_path, execute, run_study
+from whitenorm.lab.records.record import RecordFile
+from whitenorm.lab.records.run import Run
+from whitenorm.lab.reporting.page import build_report
+from whitenorm.lab.studies.catalogue import STUDIES
+from whitenorm.lab.studies.results import Results
+from whitenorm.lab.studies.study import Study
+from whitenorm.lab.training.checkpoints import Checkpoint, CheckpointError
+from whitenorm.lab.training.replicas import joined
+from whitenorm.lab.training.tensorboard import EventLog
+from whitenorm.lab.training.trainer import Interrupted, Progress
 
 __all__ = ["Stopped", "list_data", "list_studies", "run_and_report", "train_one", "try_study"]
 

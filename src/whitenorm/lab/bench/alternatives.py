@@ -20,8 +20,8 @@ from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import fold
 from whitenorm.lab.bench.bare import backward_passes, forward_passes, laid_bare
 from whitenorm.lab.bench.timing import Timed
-from whitenorm.lab.methods import make_method
-from whitenorm.lab.models import build_model
+from whitenorm.lab.networks.build import build_model
+from whitenorm.lab.networks.methods import make_method
 from whitenorm.modules import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 
 __all__ = ["BASELINES", "Network", "baselines", "inference", "layer", "part", "training"]
@@ -171,8 +171,8 @@ class Network:
     """A network, its normalization and its input, as plain data: a fresh process can rebuild it.
 
     Args:
-        model: Of :func:`whitenorm.lab.models.build_model`.
-        method: Of :func:`whitenorm.lab.methods.make_method`.
+        model: Of :func:`whitenorm.lab.networks.build.build_model`.
+        method: Of :func:`whitenorm.lab.networks.methods.make_method`.
         batch: Samples.
         input_shape: Of a sample.
         classes: Outputs.

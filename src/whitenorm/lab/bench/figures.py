@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from whitenorm.lab.appearance import FIGURE_STYLE, PALETTE
 from whitenorm.lab.bench.markdown import label
 from whitenorm.lab.bench.roofline import FLOPS, PASSES, peak
 from whitenorm.lab.bench.tables import bars_of, curve, layer_bounds, main_layers, slope
+from whitenorm.lab.reporting.style import FIGURE_STYLE, PALETTE
 
 __all__ = ["figures", "save"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from whitenorm.lab.bench.timing import spread
-from whitenorm.lab.records import environment
+from whitenorm.lab.records.record import environment
 
 __all__ = ["Watch", "calibration", "describe", "disturbances", "keep_memory"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from whitenorm.lab.bench.run import BenchError, read
 from whitenorm.lab.bench.tables import tables
-from whitenorm.lab.blocks import fill_blocks
+from whitenorm.lab.reporting.markdown import fill_blocks
 
 __all__ = ["fill", "render"]
 

@@ -15,7 +15,7 @@ from whitenorm.lab.bench.markdown import (
     with_quartiles,
 )
 from whitenorm.lab.bench.roofline import bound
-from whitenorm.lab.blocks import Row, table
+from whitenorm.lab.reporting.markdown import Row, table
 
 __all__ = ["bars_of", "curve", "layer_bounds", "main_layers", "slope", "tables"]
 

@@ -1,0 +1,1 @@
+"""Running a study: which runs, where, and what a terminal shows meanwhile."""

@@ -1,0 +1,76 @@
+r"""A trial of a study: every network of it is built and makes one update on made-up data."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from whitenorm.lab.data.for_run import synthesise
+from whitenorm.lab.execution.runner import TASKS
+from whitenorm.lab.networks.methods import make_method
+from whitenorm.lab.records.run import Run, canonical_json
+from whitenorm.lab.studies.study import Scale
+from whitenorm.lab.training.optim import learning_rate, make_optimiser
+from whitenorm.lab.training.trainer import Outcome
+
+__all__ = ["Trial", "dry_run"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one update of one network came to."""
+
+    panel: str
+    label: str
+    run: Run
+    parameters: int | None
+    loss: float | None
+    seconds: float
+
+
+def dry_run(scale: Scale, device: str = "cpu") -> Iterator[Trial]:
+    """Makes one update with every network of a scale, evaluates it and takes its probes.
+
+    Each curve is tried at the first point of its grid; methods, optimisers and schedules of the
+    other points are made, but not used.
+    """
+    seen: set[str] = set()
+    for panel, curve in scale.curves():
+        for point in curve.points():
+            _check_settings(curve.grid_run(point, scale.selection))
+        run = curve.seed_run(curve.points()[0], 0)
+        network = canonical_json([run.task, run.dataset, run.model, run.method, run.probes])
+        if network not in seen:
+            seen.add(network)
+            begun = time.perf_counter()
+            outcome = _try(run, device)
+            parameters = outcome.final.get("parameters")
+            yield Trial(
+                panel.name,
+                curve.label,
+                run,
+                None if parameters is None else int(parameters),
+                outcome.final.get("train_loss"),
+                time.perf_counter() - begun,
+            )
+
+
+def _check_settings(run: Run) -> None:
+    make_method(**run.method)
+    make_optimiser(run.optimiser, [nn.Parameter(torch.zeros(1))])
+    learning_rate(run.schedule, run.optimiser["lr"], 0, 1)
+
+
+def _try(run: Run, device: str) -> Outcome:
+    perceptron = run.model["name"] in ("mlp", "none")
+    n = 128 if perceptron else 2  # wide networks of large pictures take their time
+    short = {"iterations": 1, "epochs": None, "subset": {}, "validation": 0, "batch_size": None}
+    with warnings.catch_warnings():
+        # Such a batch is too small to whiten by, and is not meant to.
+        warnings.filterwarnings("ignore", "a batch of .* samples a channel cannot show")
+        return TASKS[run.task](run.changed(short), synthesise(run, n), device=device)

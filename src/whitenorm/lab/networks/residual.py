@@ -1,0 +1,203 @@
+r"""Residual networks: CIFAR's 6n+2 with shortcut A, wide ones, and ImageNet's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from whitenorm.lab.networks.methods import Method
+from whitenorm.lab.networks.parts import (
+    ACTIVATIONS,
+    Norm,
+    activation_layer,
+    batch_norm,
+    blocks_a_stage,
+    choose,
+    conv_unit,
+    network,
+    pooled,
+)
+
+
+class ZeroPaddedShortcut(nn.Module):
+    """Shortcut A: every ``stride``-th pixel, and zeros for the new channels. No parameters."""
+
+    def __init__(self, channels: int, features: int, stride: int) -> None:
+        super().__init__()
+        self.extra = features - channels
+        self.stride = stride
+
+    def forward(self, input: Tensor) -> Tensor:
+        kept = input[:, :, :: self.stride, :: self.stride]
+        return F.pad(kept, (0, 0, 0, 0, 0, self.extra))
+
+    def extra_repr(self) -> str:
+        return f"extra={self.extra}, stride={self.stride}"
+
+
+class Residual(nn.Module):
+    """activation(body(x) + shortcut(x))."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module, activation: nn.Module) -> None:
+        super().__init__()
+        self.body, self.shortcut, self.activation = body, shortcut, activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.activation(self.body(input) + self.shortcut(input))
+        return output
+
+
+def resnet(
+    method: Method,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    depth: int = 20,
+    placement: str = "all",
+    activation: str = "relu",
+) -> nn.Module:
+    """6n+2 layers of 16, 32 and 64 channels with shortcut A.
+
+    Placement "first" is the paper's L1: the method's norm in the stem alone, BN elsewhere.
+    """
+    choose("placement", placement, ("all", "first"))
+    norm = method.norm if placement == "all" else batch_norm
+    blocks, act = blocks_a_stage(depth, 2), activation_layer(activation)
+    stages, channels = nn.Sequential(), 16
+    for stage, features in enumerate((16, 32, 64)):
+        for index in range(blocks):
+            stride = 2 if stage > 0 and index == 0 else 1
+            body = nn.Sequential(
+                conv_unit(norm, channels, features, stride=stride, activation=act),
+                conv_unit(norm, features, features),
+            )
+            same = stride == 1 and channels == features
+            shortcut = nn.Identity() if same else ZeroPaddedShortcut(channels, features, stride)
+            stages.append(Residual(body, shortcut, act(features)))
+            channels = features
+    stem = conv_unit(method.norm, input_shape[0], 16, activation=act)
+    return network(("stem", stem), ("blocks", stages), *pooled(64, num_classes))
+
+
+class WideBlock(nn.Module):
+    """The pre-activation block of wide residual networks, with dropout between convolutions."""
+
+    def __init__(
+        self, norm: Norm | None, channels: int, features: int, stride: int, dropout: float
+    ) -> None:
+        super().__init__()
+        bias = norm is None
+        self.norm1 = norm(channels, 2) if norm is not None else nn.Identity()
+        self.conv1 = nn.Conv2d(channels, features, 3, stride, padding=1, bias=bias)
+        self.norm2 = norm(features, 2) if norm is not None else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(features, features, 3, padding=1, bias=bias)
+        self.shortcut = (
+            nn.Conv2d(channels, features, 1, stride, bias=bias) if channels != features else None
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        active = F.relu(self.norm1(input))
+        inner = F.relu(self.norm2(self.conv1(active)))
+        # Where the width changes, the shortcut starts after the shared norm and activation.
+        outer = input if self.shortcut is None else self.shortcut(active)
+        output: Tensor = self.conv2(self.dropout(inner)) + outer
+        return output
+
+
+def wrn(
+    method: Method,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    depth: int = 28,
+    widen: int = 10,
+    dropout: float = 0.0,
+    placement: str = "all",
+) -> nn.Module:
+    """WRN-depth-widen: 6n+4 layers of 16 * widen, 32 * widen and 64 * widen channels.
+
+    Placement "all" replaces every norm (with BN: the published network). "stem" is the paper's
+    L1: the method's norm is added after the first convolution, and the rest keeps BN.
+    """
+    choose("placement", placement, ("all", "stem"))
+    norm = method.norm if placement == "all" else batch_norm
+    blocks, channels = blocks_a_stage(depth, 4), 16
+    stem = nn.Sequential(
+        OrderedDict(conv=nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=norm is None))
+    )
+    if placement == "stem" and method.norm is not None:
+        stem.add_module("norm", method.norm(16, 2))
+    stages = nn.Sequential()
+    for stage, features in enumerate((16 * widen, 32 * widen, 64 * widen)):
+        for index in range(blocks):
+            stride = 2 if stage > 0 and index == 0 else 1
+            stages.append(WideBlock(norm, channels, features, stride, dropout))
+            channels = features
+    last = [] if norm is None else [("norm", norm(channels, 2))]
+    return network(
+        ("stem", stem),
+        ("blocks", stages),
+        *last,
+        ("activation", nn.ReLU(inplace=True)),
+        *pooled(channels, num_classes),
+    )
+
+
+# depth -> blocks in each of the four stages, and whether a block is a bottleneck
+_IMAGENET = {
+    18: ((2, 2, 2, 2), False),
+    34: ((3, 4, 6, 3), False),
+    50: ((3, 4, 6, 3), True),
+    101: ((3, 4, 23, 3), True),
+}
+
+
+def imagenet_resnet(
+    method: Method,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    depth: int = 50,
+    stem: str = "plain",
+) -> nn.Module:
+    """Residual networks for ImageNet, BN but for one layer, the method's, near the input.
+
+    Stem "plain": that layer follows the 7x7 convolution (with BN: the published network). Stem
+    "extra-conv", which the authors ran: a 3x3 convolution, the method's layer and a ReLU are added
+    after the max-pool; with BN it is the twin that differs in the normalisation alone.
+    """
+    choose("stem", stem, ("plain", "extra-conv"))
+    counts, bottleneck = _IMAGENET[choose("depth", depth, _IMAGENET)]
+    act = ACTIVATIONS["relu"]
+    first = method.norm if stem == "plain" else batch_norm
+    entry = network(
+        *conv_unit(first, input_shape[0], 64, kernel=7, stride=2, activation=act).named_children(),
+        ("pool", nn.MaxPool2d(3, stride=2, padding=1)),
+    )
+    if stem == "extra-conv":
+        entry.add_module("extra", conv_unit(method.norm, 64, 64, activation=act))
+    stages, channels = nn.Sequential(), 64
+    for stage, (width, count) in enumerate(zip((64, 128, 256, 512), counts, strict=True)):
+        for index in range(count):
+            stride = 2 if stage > 0 and index == 0 else 1
+            features = width * 4 if bottleneck else width
+            if bottleneck:
+                body = nn.Sequential(
+                    conv_unit(batch_norm, channels, width, kernel=1, activation=act),
+                    conv_unit(batch_norm, width, width, stride=stride, activation=act),
+                    conv_unit(batch_norm, width, features, kernel=1),
+                )
+            else:
+                body = nn.Sequential(
+                    conv_unit(batch_norm, channels, width, stride=stride, activation=act),
+                    conv_unit(batch_norm, width, features),
+                )
+            same = stride == 1 and channels == features
+            shortcut = (
+                nn.Identity()
+                if same
+                else conv_unit(batch_norm, channels, features, kernel=1, stride=stride)
+            )
+            stages.append(Residual(body, shortcut, act(features)))
+            channels = features
+    return network(("stem", entry), ("blocks", stages), *pooled(channels, num_classes))

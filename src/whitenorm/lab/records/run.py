@@ -1,0 +1,154 @@
+r"""A run: everything that decides the outcome of one training, and nothing else.
+
+A run is data. It serialises to canonical JSON, and the hash of that JSON is its identity, so the
+same settings are recognised wherever they turn up: in a grid and among its seeds, in two panels of
+a figure, before and after an interruption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any
+
+__all__ = ["Run", "canonical_json"]
+
+Settings = Mapping[str, Any]
+"""The name of a row in a table and its options, e.g. ``{"name": "sgd", "lr": 0.1}``."""
+
+_NAMED = ("dataset", "model", "method", "optimiser", "schedule")
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text.
+
+    Example:
+        >>> canonical_json({"b": (1, 2), "a": 0.5})
+        '{"a":0.5,"b":[1,2]}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of one run.
+
+    ``dataset``, ``model``, ``method``, ``optimiser`` and ``schedule`` are a table's row each: its
+    name and its options.
+
+    Args:
+        dataset: Row of ``whitenorm.lab.data.datasets``.
+        model: Row of ``whitenorm.lab.networks.build``.
+        method: Row of ``whitenorm.lab.networks.methods``.
+        optimiser: Row of ``whitenorm.lab.training.optim.OPTIMISERS``.
+        schedule: Row of ``whitenorm.lab.training.optim.SCHEDULES``.
+        epochs: Length in passes over the training set; or give ``iterations``.
+        iterations: Length in updates.
+        batch_size: Examples an update; None for the whole training set.
+        evaluate_every: Updates between two points of the curve; None for one point an epoch.
+        subset: How many examples to use, ``{"train": n, "test": n}``; all where not given.
+        validation: How many training examples to hold out and to evaluate on instead of the test
+            set.
+        probes: What to measure on the way: ``{"fisher": {"every": 20, "samples": 2000}}``.
+        precision: "float32", "float64", or "bf16" for autocast.
+        accumulate: Into how many equal parts a batch is cut, to save memory.
+        channels_last: Whether pictures and weights have their channels last in memory.
+        replicas: How many processes share a batch; each normalises with its own part of it.
+        synchronized: Whether DBN layers whiten with the statistics of all replicas instead.
+        seed: Of initialisation, order, augmentation and dropout.
+        task: What to do: "train", or another row of ``whitenorm.lab.execution.runner.TASKS``.
+
+    Example:
+        >>> run = Run({"name": "digits"}, {"name": "mlp"}, {"name": "bn"}, epochs=2)
+        >>> run.changed({"optimiser.lr": 0.5}).optimiser
+        {'name': 'sgd', 'lr': 0.5}
+        >>> run.id == Run.from_settings(run.settings()).id != run.changed({"seed": 1}).id
+        True
+    """
+
+    dataset: Settings
+    model: Settings
+    method: Settings
+    optimiser: Settings = field(default_factory=lambda: {"name": "sgd", "lr": 0.1})
+    schedule: Settings = field(default_factory=lambda: {"name": "constant"})
+    epochs: int | None = None
+    iterations: int | None = None
+    batch_size: int | None = None
+    evaluate_every: int | None = None
+    subset: Settings = field(default_factory=dict)
+    validation: int = 0
+    probes: Mapping[str, Settings] = field(default_factory=dict)
+    precision: str = "float32"
+    accumulate: int = 1
+    channels_last: bool = False
+    replicas: int = 1
+    synchronized: bool = False
+    seed: int = 0
+    task: str = "train"
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
+        for name in _NAMED:
+            value = getattr(self, name)
+            if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+                raise ValueError(f"{name} must be {{'name': ..., options}}, got {value!r}")
+        if (self.epochs is None) == (self.iterations is None):
+            raise ValueError(
+                f"give either epochs or iterations, got epochs={self.epochs!r} and "
+                f"iterations={self.iterations!r}"
+            )
+        counts = ("epochs", "iterations", "batch_size", "evaluate_every", "accumulate", "replicas")
+        for name in counts:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+    def settings(self) -> dict[str, Any]:
+        """All that isn't at its default, ready for JSON.
+
+        Leaving the defaults out keeps the identity of a run when a later version adds a field.
+        """
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: values[f.name] for f in fields(self) if values[f.name] != _default(f)}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Run:
+        """The run with these settings; an unknown one is an error."""
+        if unknown := sorted(set(settings) - {f.name for f in fields(cls)}):
+            raise ValueError(f"a run has no setting {', '.join(map(repr, unknown))}")
+        return cls(**settings)
+
+    @property
+    def id(self) -> str:
+        """12 hexadecimal digits that stand for these settings."""
+        return hashlib.sha256(canonical_json(self.settings()).encode()).hexdigest()[:12]
+
+    def changed(self, changes: Mapping[str, Any]) -> Run:
+        """A copy with some settings changed, ``{"optimiser.lr": 0.5, "seed": 1}``."""
+        update: dict[str, Any] = {}
+        for path, value in changes.items():
+            name, _, option = path.partition(".")
+            if name not in {f.name for f in fields(self)}:
+                raise ValueError(f"a run has no setting {name!r} (in {path!r})")
+            if option:
+                update[name] = {**update.get(name, getattr(self, name)), option: value}
+            else:
+                update[name] = value
+        return replace(self, **update)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back, with one way to write a number: 1.0 is 1."""
+    value = json.loads(json.dumps(value, allow_nan=False))
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _default(f: Any) -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default

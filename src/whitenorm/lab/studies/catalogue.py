@@ -1,0 +1,31 @@
+r"""The studies: one table, a row for each figure and table of the paper and what else it says.
+
+At scale "paper" the settings are those of the paper's text, and where it is silent those of the
+authors' published scripts. At scale "small" the same question is asked of less, in minutes. What a
+row is made of is in :mod:`whitenorm.lab.studies.study`; to add a study is to add a row.
+"""
+
+from __future__ import annotations
+
+from whitenorm.lab.studies.convnets import FIG6, FIG7, TABLE1, TABLE2, TABLE3
+from whitenorm.lab.studies.perceptrons import DEMO, FIG2, FIG3, FIG4, FIG5
+from whitenorm.lab.studies.remarks import ISOMETRY, RUNNING
+from whitenorm.lab.studies.study import Study
+
+__all__ = ["STUDIES", "find_study"]
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        *(FIG2, FIG3, FIG4, FIG5, FIG6, FIG7),
+        *(TABLE1, TABLE2, TABLE3),
+        *(ISOMETRY, RUNNING, DEMO),
+    )
+}
+
+
+def find_study(name: str) -> Study:
+    """The study of that name."""
+    if name not in STUDIES:
+        raise ValueError(f"unknown study {name!r}; there are {', '.join(STUDIES)}")
+    return STUDIES[name]

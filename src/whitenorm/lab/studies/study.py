@@ -1,0 +1,303 @@
+r"""What a study is: curves in panels, a grid for each, and the choice among a grid's points.
+
+The studies themselves are rows of the table in :mod:`whitenorm.lab.studies.catalogue`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from whitenorm.lab.records.record import Record
+from whitenorm.lab.records.run import Run
+
+if TYPE_CHECKING:
+    from whitenorm.lab.studies.results import Results
+
+__all__ = [
+    "Choice",
+    "Claim",
+    "Curve",
+    "Panel",
+    "PaperNumber",
+    "Scale",
+    "Selection",
+    "Study",
+    "Verdict",
+    "View",
+]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a point of a grid is chosen, before the seeds run.
+
+    Args:
+        metric: Of a record's last values; the lowest is chosen.
+        validation: Training examples that the grid's runs hold out and are judged on; the seeds'
+            runs then train on all. 0 for none: then the grid's runs are the first seed's.
+    """
+
+    metric: str = "train_loss"
+    validation: int = 0
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        name = self.metric.replace("_", " ").replace("train", "training")
+        if self.validation:
+            name = f"error on {self.validation:,} held-out training examples"
+        return f"the lowest {name} at the end"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure or one cell of a table.
+
+    Args:
+        label: In legends and tables.
+        run: Its settings; the seed is filled in, and probes are left out of the grid's runs.
+        grid: The values to try, ``{"optimiser.lr": (0.1, 1)}``; empty if there is no choice.
+    """
+
+    label: str
+    run: Run
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def points(self) -> list[dict[str, Any]]:
+        """All points of the grid; one without changes if there is no grid."""
+        return [
+            dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())
+        ]
+
+    def grid_run(self, point: Mapping[str, Any], selection: Selection) -> Run:
+        """The run that judges a point, with the first seed."""
+        fixed = {"seed": 0, "probes": {}, "validation": selection.validation}
+        return self.run.changed({**point, **fixed})
+
+    def seed_run(self, point: Mapping[str, Any], seed: int) -> Run:
+        """A run of a point that is drawn."""
+        return self.run.changed({**point, "seed": seed})
+
+    def choose(self, selection: Selection, records: Mapping[str, Record]) -> Choice:
+        """The best point of the grid, from the records there are.
+
+        A diverged run is worse than any other; among such, the one that lasted longest is best.
+        """
+        scores: list[tuple[dict[str, Any], Record | None, float]] = []
+        for point in self.points():
+            record = records.get(self.grid_run(point, selection).id) if self.grid else None
+            value = record.final.get(selection.metric) if record is not None else None
+            scores.append((point, record, math.inf if value is None else value))
+        if not self.grid:
+            return Choice(scores[0][0], True, [])
+        tried = [entry for entry in scores if entry[1] is not None]
+        best = min(tried, key=_rank, default=None)
+        return Choice(best[0] if best else None, len(tried) == len(scores), scores)
+
+
+def _rank(entry: tuple[dict[str, Any], Record | None, float]) -> tuple[float, float]:
+    _, record, score = entry
+    lasted = (record.final.get("iterations") or 0) if record is not None else 0
+    return score, -lasted
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a grid has told.
+
+    Args:
+        point: The best so far; None if nothing has run.
+        complete: Whether all points have run.
+        scores: (point, record, score) for each point; empty if there is no grid.
+    """
+
+    point: dict[str, Any] | None
+    complete: bool
+    scores: list[tuple[dict[str, Any], Record | None, float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that are drawn together; tables have a panel for each network."""
+
+    name: str
+    curves: tuple[Curve, ...]
+
+    def curve(self, label: str) -> Curve:
+        """The curve of that label."""
+        return {curve.label: curve for curve in self.curves}[label]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A study at one size.
+
+    Args:
+        panels: What is compared.
+        seeds: How many seeds are drawn.
+        duration: Roughly how long it takes, and on what.
+        reduced: What differs from the paper's settings; at scale "paper" at most the number of
+            updates.
+        selection: How a point of each grid is chosen.
+    """
+
+    panels: tuple[Panel, ...]
+    seeds: int
+    duration: str
+    reduced: str = ""
+    selection: Selection = field(default_factory=Selection)
+
+    def curves(self) -> list[tuple[Panel, Curve]]:
+        """All curves with their panels."""
+        return [(panel, curve) for panel in self.panels for curve in panel.curves]
+
+    def grid_runs(self) -> list[Run]:
+        """The runs that choose, each once."""
+        return _once(
+            curve.grid_run(point, self.selection)
+            for _, curve in self.curves()
+            for point in curve.points()
+            if curve.grid
+        )
+
+    def seed_runs(self, records: Mapping[str, Record], seeds: int) -> list[Run]:
+        """The runs that are drawn, each once, given the grid's records."""
+        chosen = [(curve, curve.choose(self.selection, records)) for _, curve in self.curves()]
+        return _once(
+            curve.seed_run(choice.point, seed)
+            for seed in range(seeds)
+            for curve, choice in chosen
+            if choice.point is not None
+        )
+
+    def count(self, seeds: int | None = None) -> int:
+        """How many runs there are in all, whatever the grids choose."""
+        runs = {run.id for run in self.grid_runs()}
+        for _, curve in self.curves():
+            point = curve.points()[0]  # stands for the chosen one
+            runs |= {curve.seed_run(point, seed).id for seed in range(seeds or self.seeds)}
+        return len(runs)
+
+    def datasets(self) -> list[str]:
+        """Names of the data sets that it needs."""
+        return list(dict.fromkeys(curve.run.dataset["name"] for _, curve in self.curves()))
+
+
+@dataclass(frozen=True)
+class View:
+    """Something to draw of the panels.
+
+    Args:
+        name: For file names.
+        title: Above the drawing.
+        kind: "line"; "across" for one plot with the panels along the abscissa; or "swap" for the
+            illustration of axis swapping.
+        x: Column for the abscissa: "iteration", "epoch", "seconds" or any other. Across panels:
+            "start" or "end" of training.
+        y: Columns for the ordinate; the first is drawn solid, the second dashed.
+        log: Axes that are logarithmic, "x", "y" or "xy".
+        panels: Names of the panels it is for; None for all.
+    """
+
+    name: str
+    title: str
+    kind: str = "line"
+    x: str = "epoch"
+    y: tuple[str, ...] = ("train_loss",)
+    log: str = ""
+    panels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """A number that the paper prints, to be set beside ours.
+
+    Args:
+        panel: Name of the panel.
+        curve: Label of the curve.
+        metric: What the number is.
+        value: As printed.
+        spread: As printed, if it is.
+        minus: Label of the curve that is subtracted, if it is a difference.
+        over: Label of the curve that it is divided by, if it is a ratio.
+    """
+
+    panel: str
+    curve: str
+    metric: str
+    value: float
+    spread: float | None = None
+    minus: str | None = None
+    over: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the records say about a claim.
+
+    Args:
+        status: "holds", "holds in part", "does not hold" or "not tested".
+        evidence: The numbers behind it.
+    """
+
+    status: str
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that the paper says, and how records judge it.
+
+    Args:
+        quote: The paper's words.
+        criterion: What is compared, stated before any result was known.
+        judge: From results to a verdict; a pure function.
+    """
+
+    quote: str
+    criterion: str
+    judge: Callable[[Results], Verdict]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure or table of the paper.
+
+    Args:
+        name: For the command line.
+        title: One line.
+        reference: "Figure 3".
+        question: What it is to find out.
+        scales: "small" and "paper".
+        views: What to draw.
+        claims: What the paper says about it.
+        metrics: Last values to tabulate.
+        paper: The paper's numbers.
+        notes: Where the paper's text and the authors' scripts differ, and what is done here.
+    """
+
+    name: str
+    title: str
+    reference: str
+    question: str
+    scales: Mapping[str, Scale]
+    views: tuple[View, ...]
+    claims: tuple[Claim, ...] = ()
+    metrics: tuple[str, ...] = ("train_loss", "test_error")
+    paper: tuple[PaperNumber, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def scale(self, name: str) -> Scale:
+        """The scale of that name."""
+        if name not in self.scales:
+            there = ", ".join(self.scales)
+            raise ValueError(f"study {self.name!r} has no scale {name!r}; it has {there}")
+        return self.scales[name]
+
+
+def _once(runs: Iterable[Run]) -> list[Run]:
+    return list({run.id: run for run in runs}.values())

@@ -1,0 +1,101 @@
+r"""Words for what is measured, and numbers with as many digits as are certain."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from whitenorm.lab.studies.results import Summary
+from whitenorm.lab.studies.study import View
+
+__all__ = [
+    "axis_title",
+    "metric_name",
+    "number",
+    "point_text",
+    "summary",
+]
+
+
+_COLUMNS = {
+    "iteration": "update",
+    "epoch": "epoch",
+    "seconds": "training time (s)",
+    "batch_size": "batch size (examples)",
+    "train_loss": "training loss (nats)",
+    "train_error": "training error (%)",
+    "test_loss": "test loss (nats)",
+    "test_error": "test error (%)",
+    "test_top5_error": "top-5 test error (%)",
+    "seconds_per_iteration": "time an update (ms)",
+    "swapped": "share of axes that swapped",
+    "drift": "drift of the axes",
+    "fisher.at_90_percent": "condition number (at 90%)",
+    "fisher.at_smallest": "condition number",
+    "jacobian.median": "median singular value",
+    "jacobian.log10_deviation": "deviation of log10 of singular values",
+    "jacobian.log10_rms": "RMS of log10 of singular values",
+    "activations.correlation": "mean |correlation|",
+    "activations.condition": "condition number",
+}
+_FACTORS = {"seconds_per_iteration": 1e3}
+
+
+def metric_name(column: str) -> str:
+    """A column in words, with its unit.
+
+    Example:
+        >>> metric_name("test_error"), metric_name("iteration@0.1")
+        ('test error (%)', 'updates to loss 0.1')
+    """
+    clock, _, loss = column.partition("@")
+    if loss:
+        return f"{'updates' if clock == 'iteration' else clock} to loss {loss}"
+    return _COLUMNS.get(column, column.replace("_", " ").replace(".", ": "))
+
+
+def axis_title(view: View, axis: str) -> str:
+    """The title of a view's axis."""
+    if axis == "x":
+        return metric_name(view.x)
+    if len(view.y) == 2 and view.y[0].replace("train", "test") == view.y[1]:
+        return metric_name(view.y[0]).replace("training ", "")
+    return metric_name(view.y[0])
+
+
+def number(value: float, spread: float | None = None) -> str:
+    """A number to as many digits as its spread leaves certain; four without one.
+
+    Example:
+        >>> number(7.7712, 0.031), number(1234.5), number(0.0001234)
+        ('7.77 ± 0.03', '1234', '0.0001234')
+    """
+    if not math.isfinite(value):
+        return "—"
+    if spread is None or not math.isfinite(spread) or spread == 0:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.3e}"
+    digits = -math.floor(math.log10(spread))
+    if digits > 6 or abs(value) >= 1e5:
+        return f"{value:.3g} ± {spread:.1g}"
+    digits = max(digits, 0)
+    return f"{value:.{digits}f} ± {spread:.{digits}f}"
+
+
+def summary(values: Summary, metric: str) -> str:
+    """Mean and spread in the unit of :func:`metric_name`."""
+    if values.n == 0 or not (values.values or values.diverged):
+        return "—"
+    if values.diverged:
+        return f"{values.diverged} of {values.n} diverged"
+    factor = _FACTORS.get(metric, 1.0)
+    return number(values.mean * factor, values.spread * factor)
+
+
+def point_text(point: Mapping[str, Any] | None) -> str:
+    """A point of a grid in words: ``lr 0.5, eps 0.1``."""
+    if not point:
+        return ""
+    names = {path: path.partition(".")[2] or path for path in point}
+    return ", ".join(f"{names[path]} {json.dumps(value)}" for path, value in point.items())
