@@ -1,0 +1,39 @@
+r"""Rows of tables by name, with one wording for a name or an option that isn't there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+__all__ = ["check_options", "look_up"]
+
+_Row = TypeVar("_Row")
+
+
+def look_up(table: Mapping[str, _Row], kind: str, name: str) -> _Row:
+    """The row of that name; ``kind`` says in the error what the table holds.
+
+    Example:
+        >>> look_up({"bn": 1}, "method", "nb")
+        Traceback (most recent call last):
+        ValueError: unknown method 'nb'; there are bn
+    """
+    if name not in table:
+        raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(table)}")
+    return table[name]
+
+
+def check_options(kind: str, name: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises a ValueError that names the options which a row doesn't have.
+
+    Example:
+        >>> check_options("method", "bn", {"group": 8}, ["eps"])
+        Traceback (most recent call last):
+        ValueError: method 'bn' has no option 'group'; it has eps
+    """
+    known = list(known)
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(
+            f"{kind} {name!r} has no option {', '.join(map(repr, unknown))}; "
+            f"it has {', '.join(known) or 'none'}"
+        )
