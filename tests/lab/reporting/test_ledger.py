@@ -11,14 +11,15 @@ from tiny_study import tiny_study
 
 from whitenorm.lab.execution.runner import run_study
 from whitenorm.lab.records.record import RecordError, RecordFile
+from whitenorm.lab.reporting.find import find_results
 from whitenorm.lab.reporting.ledger import fill_pages, ledger
-from whitenorm.lab.reporting.page import find_results
+from whitenorm.lab.reporting.page import build_report
 from whitenorm.lab.studies import catalogue as studies
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("README.md", "docs/reproduce.md", "docs/results.md")
+PAGES = ("README.md", "docs/results.md")
 BLOCK = re.compile(r"(<!-- results: \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -28,13 +29,11 @@ BLOCK = re.compile(r"(<!-- results: \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
 def test_the_committed_pages_are_what_the_committed_records_give(tmp_path):
     """Emptied of their numbers and filled again, they are the same to the last letter."""
     shutil.copytree(ROOT / "results" / "records", tmp_path / "results" / "records")
-    shutil.copy(ROOT / "results" / "costs.json", tmp_path / "results")
     for name in PAGES:
         page = tmp_path / name
         page.parent.mkdir(exist_ok=True)
         page.write_text(BLOCK.sub(r"\1\2", (ROOT / name).read_text()))
-    results = [results for _, results in find_results(tmp_path / "results").results]
-    assert fill_pages(tmp_path / "results", results) == [tmp_path / name for name in PAGES]
+    assert fill_pages(tmp_path / "results") == [tmp_path / name for name in PAGES]
     for name in PAGES:
         assert (tmp_path / name).read_text() == (ROOT / name).read_text()
 
@@ -142,10 +141,18 @@ def test_only_pages_that_name_the_records_are_filled(recorded):
     for page, head in pages.items():
         page.write_text(head + block)
     about_it = [page for page in pages if page.name in ("README.md", "a.md")]
-    assert fill_pages(recorded, results_of(recorded)) == about_it
+    assert fill_pages(recorded) == about_it
     for page, head in pages.items():
         assert ("BN beats plain." in page.read_text()) == (page in about_it)
         assert page.read_text().startswith(head)
+
+
+def test_building_a_report_edits_no_page(recorded):
+    page = recorded.parent / "README.md"
+    text = "<!-- records: results -->\n<!-- results: summary -->\n<!-- end -->\n"
+    page.write_text(text)
+    build_report(recorded)
+    assert page.read_text() == text
 
 
 def test_a_block_that_the_records_do_not_have_is_an_error(recorded):
@@ -153,7 +160,7 @@ def test_a_block_that_the_records_do_not_have_is_an_error(recorded):
     text = "<!-- records: results -->\n<!-- results: fig9-claims -->\n<!-- end -->\n"
     page.write_text(text)
     with pytest.raises(RecordError, match=r"page.md asks for fig9-claims, .* they give summary"):
-        fill_pages(recorded, results_of(recorded))
+        fill_pages(recorded)
     assert page.read_text() == text
 
 

@@ -13,7 +13,8 @@ from tiny_study import BASE, tiny_study
 
 from whitenorm.lab.execution.runner import run_study
 from whitenorm.lab.records.record import Record, RecordError, RecordFile, find_records
-from whitenorm.lab.reporting.page import build_report, find_results
+from whitenorm.lab.reporting.find import find_results
+from whitenorm.lab.reporting.page import build_report
 from whitenorm.lab.reporting.plots import draw, plain_ticks
 from whitenorm.lab.reporting.style import colours
 from whitenorm.lab.studies import catalogue as studies

@@ -1,41 +1,41 @@
 r"""The ledger: what the paper claims and what the records say, as blocks of Markdown pages.
 
 A page names its records, ``<!-- records: ../results -->``, and has blocks to be filled:
-``<!-- results: summary -->`` with a row a claim, ``verdicts`` with those that were judged,
-shorter, and for each study and scale ``fig3-paper-setting``, ``fig3-paper-claims`` and
-``fig3-paper-numbers``. A folder with a ``costs.json`` (:mod:`whitenorm.lab.reporting.costs`)
-has a block ``costs`` too.
+``<!-- results: summary -->`` with a row for each claim, ``verdicts`` with a row for each claim
+that was judged, and for each study and scale ``fig3-paper-setting``, ``fig3-paper-claims`` and
+``fig3-paper-numbers``.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from whitenorm.lab.records.record import RecordError
-from whitenorm.lab.reporting.costs import costs_table
-from whitenorm.lab.reporting.markdown import fill_blocks, table
+from whitenorm.lab.reporting import tables
+from whitenorm.lab.reporting.find import find_results
+from whitenorm.lab.reporting.markdown import fill_blocks
+from whitenorm.lab.reporting.tables import Column, Table, bold_status, status_words
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import Study, Verdict
-from whitenorm.lab.studies.wording import metric_name, point_text, summary
+from whitenorm.lab.studies.study import Study
 
 __all__ = ["fill_pages", "ledger"]
 
 _SOURCE = re.compile(r"<!-- records: (\S+) -->")
 
 
-def fill_pages(folder: Path, found: Sequence[Results]) -> list[Path]:
-    """Fills the pages beside a folder of records, and in ``docs`` there, that are about it."""
+def fill_pages(folder: Path) -> list[Path]:
+    """Fills the Markdown pages that name a folder of records, and returns their paths.
+
+    They are looked for beside the folder, and in ``docs`` there.
+    """
     folder = Path(folder).resolve()
     pages = [page for page in _pages(folder.parent) if _source(page) == folder]
     if not pages:
         return []
-    blocks = ledger(found)
-    if (costs := folder / "costs.json").exists():
-        blocks["costs"] = costs_table(json.loads(costs.read_text(encoding="utf-8")))
+    blocks = ledger(results for _, results in find_results(folder).results)
     for page in pages:
         text, _, unknown = fill_blocks(page.read_text(encoding="utf-8"), "results", blocks)
         if unknown:
@@ -60,64 +60,52 @@ def _source(page: Path) -> Path | None:
 def ledger(found: Iterable[Results]) -> dict[str, str]:
     """The blocks that results give, by name."""
     found = list(found)
-    blocks = {"summary": _summary(found), "verdicts": _verdicts(found)}
+    judged = _judged(found)
+    blocks = {
+        "summary": tables.markdown(_summary(judged)),
+        "verdicts": tables.markdown(tables.verdicts(*judged.values())),
+    }
     for results in found:
         key = f"{results.study.name}-{results.scale_name}"
         blocks[f"{key}-setting"] = _setting(results)
         blocks[f"{key}-claims"] = _claims(results)
-        blocks[f"{key}-numbers"] = _numbers(results)
+        blocks[f"{key}-numbers"] = tables.markdown(tables.numbers(results))
     return blocks
 
 
-def _summary(found: Sequence[Results]) -> str:
-    """A row a claim of the paper; claims of studies without records are there too."""
-    judged, rows = _judged(found), []
+def _judged(found: Iterable[Results]) -> dict[str, Results]:
+    """The results of each study at "paper" scale or else "reduced", in the order of studies."""
+    by_scale = {(results.study.name, results.scale_name): results for results in found}
+    return {
+        name: by_scale[name, scale]
+        for name in STUDIES
+        for scale in ("reduced", "paper")  # the later one stays
+        if (name, scale) in by_scale
+    }
+
+
+def _summary(judged: dict[str, Results]) -> Table:
+    """A row for each claim of the paper, those of studies without records too."""
+    rows = []
     for study in STUDIES.values():
-        if study.name != "demo":
-            results = judged.get(study.name)
-            scale = "paper" if results is None else results.scale_name
-            for claim in study.claims:
-                status = _UNTESTED if results is None else _status(claim.judge(results), results)
-                rows.append((study.reference, claim.quote, _command(study, scale), status))
-    return table(("where", "the paper says", "run again", "verdict"), rows)
-
-
-def _verdicts(found: Sequence[Results]) -> str:
-    """A row a claim that was judged."""
-    judged = _judged(found)
-    rows = [
-        (
-            study.reference,
-            claim.quote,
-            _status(claim.judge(judged[study.name]), judged[study.name]),
-        )
-        for study in STUDIES.values()
-        if study.name in judged
-        for claim in study.claims
-    ]
-    return table(("where", "the paper says", "here"), rows)
-
-
-def _judged(found: Sequence[Results]) -> dict[str, Results]:
-    """The results of each study at the largest scale that there are records of."""
-    order = ("reduced", "paper")
-    kept = [r for r in found if r.scale_name in order]
-    return {r.study.name: r for r in sorted(kept, key=lambda r: order.index(r.scale_name))}
-
-
-_UNTESTED = "not tested at this scale"
-
-
-def _status(verdict: Verdict, results: Results) -> str:
-    """In words, and that it is of a smaller experiment than the paper's if it is."""
-    if verdict.status == "not tested":
-        return _UNTESTED
-    size = "" if results.scale_name == "paper" else " (reduced size)"
-    return f"**{verdict.status}**{size}"
+        if study.name == "demo":
+            continue
+        results = judged.get(study.name)
+        command = _command(study, results.scale_name if results else "paper")
+        for claim in study.claims:
+            status = status_words(claim.judge(results), results) if results else tables.UNTESTED
+            rows.append((study.reference, claim.quote, command, status))
+    head = (
+        Column("where"),
+        Column("the paper says"),
+        Column("run again", "code"),
+        Column("verdict", "status"),
+    )
+    return Table("All claims", head, tuple(rows))
 
 
 def _command(study: Study, scale: str) -> str:
-    return f"`whitenorm run {study.name} --scale {scale}`"
+    return f"whitenorm run {study.name} --scale {scale}"
 
 
 def _setting(results: Results) -> str:
@@ -133,7 +121,7 @@ def _setting(results: Results) -> str:
     days = sorted({record.started[:10] for record in records})
     grid = len(scale.grid_runs())
     lines = [
-        f"{_command(study, results.scale_name)}: {_counted(len(records), 'run')}, "
+        f"`{_command(study, results.scale_name)}`: {_counted(len(records), 'run')}, "
         f"{_seeds(seeds)} of each curve"
         + (f"; a grid of {grid} runs of one seed chose by {scale.selection.text}" if grid else "")
         + (f". {seconds / 60:.0f} minutes of training" if seconds else ". Made")
@@ -164,22 +152,7 @@ def _claims(results: Results) -> str:
     for claim in results.study.claims:
         verdict = claim.judge(results)
         parts.append(f"> {claim.quote}")
-        parts.append(f"{_status(verdict, results)}. What counts: {claim.criterion}.")
+        status = bold_status(status_words(verdict, results))
+        parts.append(f"{status}. What counts: {claim.criterion}.")
         parts.append("\n".join(f"- {line}" for line in verdict.evidence) or "- no records")
     return "\n\n".join(parts)
-
-
-def _numbers(results: Results) -> str:
-    """Last values of every curve, mean ± standard deviation over seeds."""
-    metrics = results.study.metrics
-    rows = [
-        (
-            panel.name,
-            curve.label,
-            point_text(results.choice(curve).point) or "-",
-            len(results.records(curve)),
-            *(summary(results.final(curve, metric), metric) for metric in metrics),
-        )
-        for panel, curve in results.scale.curves()
-    ]
-    return table(("", "curve", "chosen", "n", *map(metric_name, metrics)), rows)

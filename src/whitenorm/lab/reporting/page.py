@@ -1,14 +1,13 @@
 r"""The report: one page that needs no network, made from records alone.
 
-What it says is worked out here, as plain data; how it looks is in ``report.html``.
+What it says is worked out here, as plain data; how it looks is in ``page.html``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,90 +18,20 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 import whitenorm
-from whitenorm.lab.records.record import Record, RecordError, find_records
-from whitenorm.lab.reporting.ledger import fill_pages
+from whitenorm.lab.records.record import Record, RecordError
+from whitenorm.lab.reporting.find import find_results
 from whitenorm.lab.reporting.page_figures import figures
 from whitenorm.lab.reporting.plots import draw_all
 from whitenorm.lab.reporting.style import colours
-from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import Curve, Panel, Scale, Study, View
+from whitenorm.lab.studies.study import Curve, Panel
 from whitenorm.lab.studies.wording import metric_name, number, point_text, summary
 
-__all__ = ["Found", "build_report", "find_results"]
-
-
-@dataclass(frozen=True)
-class Found:
-    """The results that a folder holds.
-
-    Args:
-        results: With the file that each was read from.
-        remarks: What could not be used, and why.
-    """
-
-    results: list[tuple[Path, Results]]
-    remarks: list[str]
-
-
-def find_results(folder: Path) -> Found:
-    """All results below a folder, in the order of the table of studies."""
-    results, remarks = [], []
-    for path, records, broken in find_records(folder):
-        if broken:
-            lines = ", ".join(map(str, broken))
-            remarks.append(f"{path}: line {lines} is no whole record (its process was killed)")
-        groups: dict[tuple[str, str], dict[str, Record]] = {}
-        for record in records.values():
-            groups.setdefault((record.study, record.scale), {})[record.id] = record
-        for (study, scale), group in groups.items():
-            if study == "train":
-                results.append((path, Results(single_runs(group.values()), scale, group)))
-                continue
-            if study not in STUDIES or scale not in STUDIES[study].scales:
-                remarks.append(f"{path}: there is no study {study!r} at scale {scale!r}")
-                continue
-            results.append((path, Results(STUDIES[study], scale, group)))
-            if others := results[-1][1].others:
-                remarks.append(
-                    f"{path}: {len(others)} records have settings that {study} no longer asks for"
-                )
-    order = {name: i for i, name in enumerate([*STUDIES, "train"])}
-    results.sort(key=lambda found: (order[found[1].study.name], found[1].scale_name))
-    return Found(results, remarks)
-
-
-def single_runs(records: Iterable[Record]) -> Study:
-    """The runs of ``whitenorm train``, as a study: a panel a data set, a curve a configuration."""
-    panels: dict[str, dict[str, Curve]] = {}
-    for record in records:
-        run = record.run.changed({"seed": 0})
-        curves = panels.setdefault(run.dataset["name"], {})
-        words = f"{run.model['name']}, {run.method['name']}, lr {run.optimiser['lr']:g}"
-        if run.id not in curves:
-            taken = sum(curve.label.startswith(words) for curve in curves.values())
-            curves[run.id] = Curve(f"{words} ({taken + 1})" if taken else words, run)
-    scale = Scale(
-        tuple(Panel(name, tuple(curves.values())) for name, curves in panels.items()),
-        seeds=1,
-        duration="",
-    )
-    return Study(
-        name="train",
-        title="Single runs",
-        reference="whitenorm train",
-        question="",
-        scales={"single": scale},
-        views=(
-            View("loss", "Training loss", log="y"),
-            View("errors", "Error in training and testing", y=("train_error", "test_error")),
-        ),
-        metrics=("train_loss", "train_error", "test_error"),
-    )
+__all__ = ["build_report"]
 
 
 def build_report(folder: Path) -> Path:
-    """Draws the figures of a folder's records, writes its ``report.html``, fills its pages."""
+    """Draws the figures of a folder's records, writes its ``report.html``."""
     folder = Path(folder)
     found = find_results(folder)
     if not found.results:
@@ -124,7 +53,6 @@ def build_report(folder: Path) -> Path:
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(page, encoding="utf-8")
     os.replace(temporary, path)
-    fill_pages(folder, [results for _, results in found.results])
     return path
 
 

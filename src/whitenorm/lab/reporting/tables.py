@@ -16,8 +16,10 @@ from whitenorm.lab.studies.study import Curve, Panel, Verdict
 from whitenorm.lab.studies.wording import metric_name, point_text, summary
 
 __all__ = [
+    "UNTESTED",
     "Column",
     "Table",
+    "bold_status",
     "markdown",
     "numbers",
     "status_words",
@@ -25,6 +27,9 @@ __all__ = [
     "terminal",
     "verdicts",
 ]
+
+
+UNTESTED = "not tested at this scale"
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def verdicts(*results: Results) -> Table:
 def status_words(verdict: Verdict, results: Results) -> str:
     """A verdict in words, which say so if the experiment was smaller than the paper's."""
     if verdict.status == "not tested":
-        return "not tested at this scale"
+        return UNTESTED
     return verdict.status + ("" if results.scale_name == "paper" else " (reduced size)")
 
 
