@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from whitenorm.lab import commands
 from whitenorm.lab.bench import SUITES, BenchError, render, run_bench
-from whitenorm.lab.data.datasets import DataError, fetch
+from whitenorm.lab.data.sources import DataError, fetch
 from whitenorm.lab.execution.executors import EXECUTORS, ExecutorError
 from whitenorm.lab.records.record import RecordError
 from whitenorm.lab.records.run import Run

@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from whitenorm.lab.data.datasets import status
 from whitenorm.lab.data.for_run import missing
+from whitenorm.lab.data.sources import status
 from whitenorm.lab.execution.display import (
     StudyDisplay,
     TrainDisplay,

@@ -1,13 +1,14 @@
-r"""Rows of tables by name, with one wording for a name or an option that isn't there."""
+r"""Names, options and values that must be known: one wording for the error if they aren't."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["check_options", "look_up"]
+__all__ = ["check_options", "choose", "look_up"]
 
 _Row = TypeVar("_Row")
+_Value = TypeVar("_Value")
 
 
 def look_up(table: Mapping[str, _Row], kind: str, name: str) -> _Row:
@@ -37,3 +38,16 @@ def check_options(kind: str, name: str, options: Mapping[str, Any], known: Itera
             f"{kind} {name!r} has no option {', '.join(map(repr, unknown))}; "
             f"it has {', '.join(known) or 'none'}"
         )
+
+
+def choose(option: str, value: _Value, choices: Iterable[_Value]) -> _Value:
+    """The value, if it is one of the choices.
+
+    Example:
+        >>> choose("stem", "wide", ["plain", "extra-conv"])
+        Traceback (most recent call last):
+        ValueError: stem must be one of 'plain', 'extra-conv', got 'wide'
+    """
+    if value not in (choices := list(choices)):
+        raise ValueError(f"{option} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value

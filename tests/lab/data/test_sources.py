@@ -156,6 +156,32 @@ def test_fetch_says_if_an_archive_lacks_a_file(server, tmp_path, monkeypatch):
     assert not list((tmp_path / "data").rglob("*.tar.gz"))
 
 
+@pytest.mark.parametrize("kind", ["wrong checksum", "truncated archive", "link"])
+def test_a_failed_fetch_leaves_nothing_behind_and_follows_no_link(
+    server, tmp_path, monkeypatch, kind
+):
+    folder, url = server
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"secret")
+    raw = archive_of({"small/a.bin": b"data" * 1000})
+    if kind == "truncated archive":
+        raw = raw[: len(raw) // 2]
+    elif kind == "link":
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+            member = tarfile.TarInfo("small/a.bin")
+            member.type, member.linkname = tarfile.SYMTYPE, str(outside)
+            tar.addfile(member)
+        raw = stream.getvalue()
+    (folder / "small.tar.gz").write_bytes(raw)
+    expected = md5(b"another" if kind == "wrong checksum" else raw)
+    source = Source("small", "small", {"a.bin": File()}, "", url + "small.tar.gz", expected)
+    monkeypatch.setitem(SOURCES, "small", source)
+    with pytest.raises(DataError, match=r"small\.tar\.gz"):
+        fetch("small", tmp_path / "data")
+    assert list((tmp_path / "data" / "small").iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["yaleb", "pie", "tiny-imagenet-20", "imagenet"])
 def test_what_may_not_be_fetched_is_refused(tmp_path, name):
     with pytest.raises(DataError, match=r"may not be fetched\. It comes from http"):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tiny_study import EPOCHS, comparables, tiny_study
 
-from whitenorm.lab.data.datasets import DataError
 from whitenorm.lab.data.for_run import missing
+from whitenorm.lab.data.sources import DataError
 from whitenorm.lab.execution.board import Board
 from whitenorm.lab.execution.executors import ExecutorError, execute_all
 from whitenorm.lab.execution.runner import Observer, run_study

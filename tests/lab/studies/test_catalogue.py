@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_study import BASE, GRID, tiny_study
 
-from whitenorm.lab.data.datasets import SOURCES
+from whitenorm.lab.data.sources import SOURCES
 from whitenorm.lab.execution.dry_run import dry_run
 from whitenorm.lab.execution.runner import run_study
 from whitenorm.lab.networks.methods import METHODS, Row

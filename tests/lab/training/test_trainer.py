@@ -11,8 +11,9 @@ from PIL import Image
 from tiny_study import BASE, assert_same, without_times
 from torch.nn import functional as F
 
-from whitenorm.lab.data.datasets import load_imagefolder, synthetic_dataset
+from whitenorm.lab.data.datasets import synthetic_dataset
 from whitenorm.lab.data.for_run import load, synthesise
+from whitenorm.lab.data.images import load_imagefolder
 from whitenorm.lab.networks import methods
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method

@@ -1,4 +1,4 @@
-r"""The data of a run: read, cut to its subset, or made up for a trial."""
+r"""What a run uses of a data set: all of it, a subset, or a made-up stand-in for a trial."""
 
 from __future__ import annotations
 
@@ -11,22 +11,15 @@ from pathlib import Path
 
 import torch
 
-from whitenorm.lab.data.datasets import (
-    SOURCES,
-    DataError,
-    Dataset,
-    load_dataset,
-    load_imagefolder,
-    status,
-    synthetic_dataset,
-)
-from whitenorm.lab.data.images import Pictures
-from whitenorm.lab.data.sources import folder_of
+from whitenorm.lab.data.datasets import Dataset, load_dataset, synthetic_dataset
+from whitenorm.lab.data.images import Pictures, load_imagefolder
+from whitenorm.lab.data.sources import folder_of, status
+from whitenorm.lab.lookup import check_options, choose, look_up
 from whitenorm.lab.records.run import Run, canonical_json
 
 __all__ = ["load", "missing", "synthesise"]
 
-WORKERS = 2
+WORKERS = 2  # processes that read pictures from disk
 
 
 def load(run: Run, root: Path | None = None) -> Dataset | Pictures | None:
@@ -42,7 +35,7 @@ def load(run: Run, root: Path | None = None) -> Dataset | Pictures | None:
     return _load(canonical_json(settings), str(root or os.environ.get("WHITENORM_DATA", "")))
 
 
-@lru_cache(maxsize=2)  # the runs of a process rarely need more at a time, and some are large
+@lru_cache(maxsize=2)  # few, since some are large
 def _load(settings: str, root: str) -> Dataset:
     values = json.loads(settings)
     data = load_dataset(**values["dataset"], root=root or None)
@@ -52,8 +45,7 @@ def _load(settings: str, root: str) -> Dataset:
 
 
 def _subset(data: Dataset, part: str, n: int) -> Dataset:
-    if part not in ("train", "test"):
-        raise ValueError(f"subset is of 'train' or 'test', got {part!r}")
+    choose("a part of subset", part, ("train", "test"))
     x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
     if n > len(x):
         raise ValueError(f"{data.name} has {len(x)} {part} examples, {n} were asked for")
@@ -64,10 +56,12 @@ def _subset(data: Dataset, part: str, n: int) -> Dataset:
 def _stream(run: Run, root: Path | None) -> Pictures:
     if run.subset or run.validation:
         raise ValueError("a streamed data set takes neither subset nor validation")
+    name = run.dataset["name"]
     options = {key: v for key, v in run.dataset.items() if key not in ("name", "stream")}
-    name, size = run.dataset["name"], options.pop("size", 224)
+    check_options("streamed data set", name, options, ("size", "colour"))
+    size, colour = options.get("size", 224), options.get("colour", False)
     folder = folder_of(name, root)
-    train = load_imagefolder(folder, "train", size, train=True, seed=run.seed, **options)
+    train = load_imagefolder(folder, "train", size, train=True, seed=run.seed, colour=colour)
     return Pictures(name, train, load_imagefolder(folder, "val", size), WORKERS)
 
 
@@ -76,26 +70,18 @@ def synthesise(run: Run, n: int) -> Dataset | None:
     if run.dataset["name"] == "none":
         return None
     left_out = ("stream", "colour") if run.dataset.get("stream") else ()
-    return synthetic_dataset(
-        n=n, **{key: v for key, v in run.dataset.items() if key not in left_out}
-    )
+    options = {key: v for key, v in run.dataset.items() if key not in left_out}
+    return synthetic_dataset(n=n, **options)
 
 
 def missing(names: Iterable[str], root: Path | None = None) -> dict[str, str]:
     """Which of these data sets aren't there, and for each what to do about it."""
-    found: dict[str, str] = {}
-    for name in names:
-        if name == "none" or SOURCES[name].folder is None:
-            continue
-        try:
-            state = next(row for row in status(root) if row.name == name)
-        except DataError as error:
-            found[name] = str(error)
-            continue
-        if state.state != "present":
-            hint = f" (whitenorm data --fetch {name})" if state.may_fetch else ""
-            found[name] = (
-                f"{state.title} is {state.state} at {state.path}; it comes from "
-                f"{state.where}{hint}"
+    rows = {row.name: row for row in status(root)}
+    found = {}
+    for row in (look_up(rows, "data set", name) for name in names if name != "none"):
+        if row.state not in ("embedded", "present"):
+            hint = f" (whitenorm data --fetch {row.name})" if row.may_fetch else ""
+            found[row.name] = (
+                f"{row.title} is {row.state} at {row.path}; it comes from {row.where}{hint}"
             )
     return found

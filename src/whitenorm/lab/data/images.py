@@ -1,16 +1,17 @@
-r"""Pictures that stay on disk: an ImageFolder tree, cropped in the loader's worker processes.
+r"""Pictures that stay on disk and are cropped by the loader's worker processes.
 
-A tree is ``{train,val}/<class>/*.JPEG``, as ImageNet's is laid out. Every random crop has a
-generator of its own, seeded by (seed, epoch, index): it is the same whatever the number of workers
-or processes, and after a restart.
+They lie as ImageNet's do: ``{train,val}/<class>/*.JPEG``. Every random crop has its own generator,
+seeded by (seed, epoch, index), so it doesn't depend on the number of workers and replicas, and is
+the same after a restart.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +22,12 @@ from whitenorm.lab.data.readers import Arrays
 from whitenorm.lab.data.sources import DataError, checked_file, folder_of
 from whitenorm.lab.randomness import generator
 
-__all__ = ["EXTENSIONS", "ImageFolder", "Pictures", "load_imagefolder", "read_imagefolder"]
+__all__ = ["ImageFolder", "Pictures", "load_imagefolder", "read_imagefolder"]
 
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 
-# Of ImageNet's training set, as fb.resnet.torch has them: mean and deviation of the channels, and
-# the principal directions of colour, scaled by their deviations.
+# Of ImageNet's training set, from fb.resnet.torch: mean and deviation of each channel, and the
+# principal directions of colour, each times its deviation.
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 COLOURS = torch.tensor(
@@ -36,62 +37,63 @@ GREY = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
 
 
 def load_imagefolder(
-    root: Path | str, split: str, size: int = 224, train: bool = False, **options: int | bool
+    root: Path | str,
+    split: str,
+    size: int = 224,
+    train: bool = False,
+    *,
+    seed: int = 0,
+    colour: bool = False,
 ) -> ImageFolder:
-    """One split ("train", "val") of a tree, with crops for training or for evaluation.
+    """One split ("train", "val") of the pictures below ``root``; see :class:`ImageFolder`.
 
     Classes are numbered by the names of the folders in ``train``, whichever split is read.
     """
     root = Path(root)
-    if not (root / split).is_dir():
+    folder = root / split
+    if not folder.is_dir():
         raise DataError(
-            f"{root / split}: no such folder; an ImageFolder tree has {{train,val}}/<class>/ in it"
+            f"{folder}: no such folder; an ImageFolder tree has {{train,val}}/<class>/ in it"
         )
-    classes = _folders(root / "train") if (root / "train").is_dir() else None
-    return ImageFolder(root / split, size, train, classes=classes, **options)  # type: ignore[arg-type]
+    found = _folders(folder)
+    classes = _folders(root / "train") if (root / "train").is_dir() else found
+    if strange := sorted(set(found) - set(classes)):
+        raise DataError(f"{folder / strange[0]}: the training set has no class {strange[0]!r}")
+    number = {name: index for index, name in enumerate(classes)}
+    samples = [(path, number[name]) for name in found for path in _pictures(folder / name)]
+    return ImageFolder(folder, classes, samples, size, train, seed, colour)
 
 
+@dataclass(eq=False, repr=False)
 class ImageFolder(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """The pictures of one split and their classes, read, cropped and normalised one by one.
+    """The pictures of one split and their classes, read, cropped and normalized one by one.
 
-    For training: a random part (8 to 100% of the area, sides 3:4 to 4:3) resized to ``size``, at
-    even odds mirrored, and with ``colour`` also fb.resnet.torch's jitter of brightness, contrast,
-    saturation (each up to 40%) and lighting. For evaluation: the shorter side to ``size`` * 256 /
-    224, and its centre. A greyscale picture becomes RGB.
+    For training: a random part (8 to 100% of the area, sides 3:4 to 4:3) resized to ``size`` and
+    mirrored at even odds; with ``colour`` also fb.resnet.torch's jitter of brightness, contrast,
+    saturation (each up to 40%) and lighting. For evaluation: the shorter side resized to
+    ``size`` * 256 / 224, and the centre of that. A greyscale picture becomes RGB.
 
     Args:
-        folder: Holds a folder for each class.
+        folder: Of the split.
+        classes: Their names in order.
+        samples: The path and the class of each picture.
         size: Pixels a side.
         train: Whether to crop for training.
-        classes: The names in order; those of the folders, sorted, by default.
-        seed: Of the random crops; :meth:`set_epoch` moves on to the next ones.
+        seed: Of the random crops.
         colour: Whether to jitter colours too.
     """
 
-    def __init__(
-        self,
-        folder: Path | str,
-        size: int = 224,
-        train: bool = False,
-        *,
-        classes: list[str] | None = None,
-        seed: int = 0,
-        colour: bool = False,
-    ) -> None:
-        self.folder, self.size, self.train = Path(folder), size, train
-        self.seed, self.colour = seed, colour
-        found = _folders(self.folder)
-        self.classes = found if classes is None else classes
-        if strange := sorted(set(found) - set(self.classes)):
-            raise DataError(
-                f"{self.folder / strange[0]}: the training set has no class {strange[0]!r}"
-            )
-        number = {name: index for index, name in enumerate(self.classes)}
-        self.samples = [
-            (path, number[name]) for name in found for path in _pictures(self.folder / name)
-        ]
-        # Shared memory, so that worker processes that live on see the epoch change.
-        self._epoch = torch.zeros((), dtype=torch.long).share_memory_()
+    folder: Path
+    classes: list[str]
+    samples: list[tuple[Path, int]]
+    size: int = 224
+    train: bool = False
+    seed: int = 0
+    colour: bool = False
+    # In shared memory, so that worker processes which are kept see the epoch change.
+    _epoch: Tensor = field(
+        default_factory=lambda: torch.zeros((), dtype=torch.long).share_memory_()
+    )
 
     @property
     def num_classes(self) -> int:
@@ -104,7 +106,7 @@ class ImageFolder(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return (3, self.size, self.size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which of the random crops to draw; call it before iterating over a loader."""
+        """Chooses the random crops of an epoch; call it before iterating over a loader."""
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
@@ -114,9 +116,11 @@ class ImageFolder(torch.utils.data.Dataset[tuple[Tensor, int]]):
         path, label = self.samples[index]
         picture = read_picture(path)
         if not self.train:
-            return _normalised(_centre(picture, self.size, round(self.size * 256 / 224))), label
+            centre = _centre(picture, self.size, shorter=round(self.size * 256 / 224))
+            return _normalised(_tensor(centre)), label
         draws = generator(self.seed, "crop", int(self._epoch), index)
-        tensor = _random_part(picture, self.size, draws)
+        box, size = _random_box(*picture.size, draws), (self.size, self.size)
+        tensor = _tensor(picture.resize(size, Image.Resampling.BILINEAR, box.corners))
         if self.colour:
             tensor = _jitter(tensor, draws)
         if _uniform(draws) < 0.5:
@@ -156,14 +160,14 @@ def read_picture(path: Path) -> Image.Image:
     try:
         with Image.open(path) as picture:
             return picture.convert("RGB")
-    except Exception as error:  # Pillow raises whatever a broken stream leads its decoders to
+    except Exception as error:  # Pillow raises many kinds of error for a broken file
         raise DataError(f"{path}: not a readable picture: {error}") from error
 
 
 def read_imagefolder(
     root: Path | str | None, name: str, side: int, limit: int = 100_000
 ) -> tuple[Arrays, Arrays]:
-    """Both splits of a tree in memory: the centre of each picture, as uint8 (n, 3, side, side)."""
+    """The centre of each picture as uint8 (n, 3, side, side), and its class, of both splits."""
     parts: list[Arrays] = []
     for split in ("train", "val"):
         checked_file(name, split, root)
@@ -171,11 +175,11 @@ def read_imagefolder(
         if len(tree) > limit:
             raise DataError(
                 f"{tree.folder}: {len(tree)} pictures are too many to hold in memory (at most "
-                f"{limit}); read them from disk with load_imagefolder"
+                f"{limit}); leave them on disk: dataset.stream=true, or load_imagefolder"
             )
         x = np.empty((len(tree), 3, side, side), np.uint8)
         for row, (path, _) in zip(x, tree.samples, strict=True):
-            row[:] = _pixels(_crop_centre(read_picture(path), side, side))
+            row[:] = _pixels(_centre(read_picture(path), side, shorter=side))
         parts.append((x, np.array([label for _, label in tree.samples])))
     return parts[0], parts[1]
 
@@ -212,16 +216,19 @@ def _uniform(draws: torch.Generator, low: float = 0.0, high: float = 1.0) -> flo
     return low + (high - low) * float(torch.rand((), generator=draws, dtype=torch.float64))
 
 
-@dataclass(frozen=True)
-class _Box:
+class _Box(NamedTuple):
     left: int
     top: int
     width: int
     height: int
 
+    @property
+    def corners(self) -> tuple[int, int, int, int]:
+        return (self.left, self.top, self.left + self.width, self.top + self.height)
+
 
 def _random_box(width: int, height: int, draws: torch.Generator) -> _Box:
-    """A random part of a picture; its largest allowed centre if ten tries don't fit into it."""
+    """A random part of a picture; if ten tries don't fit, the largest part in its centre."""
     for _ in range(10):
         area = width * height * _uniform(draws, 0.08, 1.0)
         ratio = math.exp(_uniform(draws, math.log(3 / 4), math.log(4 / 3)))
@@ -233,13 +240,7 @@ def _random_box(width: int, height: int, draws: torch.Generator) -> _Box:
     return _Box((width - w) // 2, (height - h) // 2, w, h)
 
 
-def _random_part(picture: Image.Image, size: int, draws: torch.Generator) -> Tensor:
-    box = _random_box(*picture.size, draws)
-    corners = (box.left, box.top, box.left + box.width, box.top + box.height)
-    return _tensor(picture.resize((size, size), Image.Resampling.BILINEAR, corners))
-
-
-def _crop_centre(picture: Image.Image, size: int, shorter: int) -> Image.Image:
+def _centre(picture: Image.Image, size: int, shorter: int) -> Image.Image:
     width, height = picture.size
     scale = shorter / min(width, height)
     width, height = (max(shorter, round(side * scale)) for side in (width, height))
@@ -247,10 +248,6 @@ def _crop_centre(picture: Image.Image, size: int, shorter: int) -> Image.Image:
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - size) // 2, (height - size) // 2
     return picture.crop((left, top, left + size, top + size))
-
-
-def _centre(picture: Image.Image, size: int, shorter: int) -> Tensor:
-    return _tensor(_crop_centre(picture, size, shorter))
 
 
 def _pixels(picture: Image.Image) -> np.ndarray:
@@ -268,7 +265,7 @@ def _normalised(tensor: Tensor) -> Tensor:
 def _jitter(tensor: Tensor, draws: torch.Generator) -> Tensor:
     for kind in torch.randperm(3, generator=draws).tolist():
         grey = (tensor * GREY).sum(0, keepdim=True)
-        # What a picture without brightness, without contrast, without saturation looks like.
+        # The picture without brightness, without contrast, or without saturation.
         target = (torch.zeros_like(grey), grey.mean().expand_as(grey), grey)[kind]
         weight = _uniform(draws, 0.6, 1.4)
         tensor = weight * tensor + (1 - weight) * target

@@ -1,7 +1,7 @@
 r"""Readers of the formats that the data sets come in: IDX, CIFAR's records, MATLAB v5 faces.
 
-Each gives pictures (n, C, H, W) and labels (n,) as uint8 and int64 arrays, or a
-:class:`whitenorm.lab.data.sources.DataError` that says what is wrong with which file.
+Each gives (pictures, labels) for training and for testing: uint8 (n, C, H, W) and int64 (n,). If
+a file is wrong, a :class:`whitenorm.lab.data.sources.DataError` names it and says what is wrong.
 """
 
 from __future__ import annotations
@@ -9,29 +9,48 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from whitenorm.lab.data.sources import checked_file, problem
+from whitenorm.lab.data.sources import SOURCES, checked_file, problem
 
-__all__ = ["read_cifar", "read_faces", "read_idx"]
+__all__ = ["Arrays", "read_cifar", "read_digits", "read_faces", "read_idx"]
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def read_idx(name: str, images: str, labels: str, root: Path | str | None) -> Arrays:
-    """A pair of gzipped IDX files: pictures (magic number 2051) and labels (2049)."""
-    x = _idx(name, images, 2051, root)[:, None]
-    y = _idx(name, labels, 2049, root)
+def read_digits(root: Path | str | None) -> tuple[Arrays, Arrays]:
+    """The digits inside scikit-learn; 360 random ones are for testing."""
+    from sklearn.datasets import load_digits  # here, since it takes a second
+
+    digits = load_digits()
+    chosen = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))[:360]
+    return _held_out(digits.images.astype(np.uint8)[:, None], digits.target, chosen.numpy())
+
+
+def _held_out(x: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> tuple[Arrays, Arrays]:
+    test = np.sort(chosen)
+    train = np.setdiff1d(np.arange(len(y)), test)
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def read_idx(root: Path | str | None, name: str) -> tuple[Arrays, Arrays]:
+    """Gzipped IDX files: pictures and labels for training, pictures and labels for testing."""
+    images, labels, test_images, test_labels = SOURCES[name].files
+    return _idx_pair(root, name, images, labels), _idx_pair(root, name, test_images, test_labels)
+
+
+def _idx_pair(root: Path | str | None, name: str, images: str, labels: str) -> Arrays:
+    x, y = _idx(root, name, images, 2051), _idx(root, name, labels, 2049)
     if len(x) != len(y):
         path = checked_file(name, labels, root)
         raise problem(path, f"{len(y)} labels for the {len(x)} pictures of {images}", name)
-    return x, y.astype(np.int64)
+    return x[:, None], y.astype(np.int64)
 
 
-def _idx(name: str, file: str, magic: int, root: Path | str | None) -> np.ndarray:
+def _idx(root: Path | str | None, name: str, file: str, magic: int) -> np.ndarray:
     path = checked_file(name, file, root)
     try:
         with gzip.open(path) as stream:
@@ -40,10 +59,9 @@ def _idx(name: str, file: str, magic: int, root: Path | str | None) -> np.ndarra
         raise problem(path, "truncated: the gzip stream ends too early", name) from error
     except (OSError, zlib.error) as error:
         raise problem(path, f"not a readable gzip file: {error}", name) from error
-    dims = magic & 0xFF  # the magic number is 0x08 (unsigned bytes), then the dimensions
-    start = 4 * (dims + 1)
     if (found := int.from_bytes(raw[:4], "big")) != magic:
         raise problem(path, f"magic number {found} where IDX has {magic}", name)
+    start = 4 + 4 * (magic & 0xFF)  # the low byte of the magic number counts the dimensions
     if len(raw) < start:
         raise problem(path, f"truncated: {len(raw)} bytes, less than its header", name)
     shape = np.frombuffer(raw[4:start], ">u4").tolist()
@@ -54,38 +72,59 @@ def _idx(name: str, file: str, magic: int, root: Path | str | None) -> np.ndarra
 
 
 def read_cifar(
-    name: str, files: Iterable[str], root: Path | str | None, *, label_bytes: int, classes: int
-) -> Arrays:
-    """Records of the binary version: label bytes, the last of them the class; 3x32x32 pixels."""
-    record = label_bytes + 3072
-    pictures, labels = [], []
-    for file in files:
-        path = checked_file(name, file, root)
-        raw = np.fromfile(path, np.uint8)
-        if len(raw) == 0 or len(raw) % record:
-            what = f"{len(raw)} bytes, which is no whole number of records of {record} bytes"
-            raise problem(path, what, name)
-        records = raw.reshape(-1, record)
-        y = records[:, label_bytes - 1]
-        if y.max() >= classes:
-            at = int((y >= classes).argmax())
-            what = f"corrupt: record {at} has label {y[at]}, and there are {classes} classes"
-            raise problem(path, what, name)
-        labels.append(y.astype(np.int64))
-        pictures.append(records[:, label_bytes:].reshape(-1, 3, 32, 32))
-    return np.concatenate(pictures), np.concatenate(labels)
+    root: Path | str | None, name: str, *, label_bytes: int, classes: int
+) -> tuple[Arrays, Arrays]:
+    """CIFAR's binary version; the last of the source's files is for testing."""
+    parts = [
+        _records(checked_file(name, file, root), name, label_bytes, classes)
+        for file in SOURCES[name].files
+    ]
+    x, y = zip(*parts[:-1], strict=True)
+    return (np.concatenate(x), np.concatenate(y)), parts[-1]
 
 
-def read_faces(name: str, file: str, root: Path | str | None, *, classes: int) -> Arrays:
-    """MATLAB v5: ``fea`` (n x 1024, a column-major 32x32 face a row), ``gnd`` (1..classes)."""
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # here, so that other data needs no scipy
+def _records(path: Path, name: str, label_bytes: int, classes: int) -> Arrays:
+    """A record is a few label bytes, of which the last is the class, and 3x32x32 pixels."""
+    raw, size = np.fromfile(path, np.uint8), label_bytes + 3072
+    if len(raw) == 0 or len(raw) % size:
+        what = f"{len(raw)} bytes, which is no whole number of records of {size} bytes"
+        raise problem(path, what, name)
+    records = raw.reshape(-1, size)
+    y = records[:, label_bytes - 1]
+    if y.max() >= classes:
+        at = int((y >= classes).argmax())
+        what = f"corrupt: record {at} has label {y[at]}, and there are {classes} classes"
+        raise problem(path, what, name)
+    return records[:, label_bytes:].reshape(-1, 3, 32, 32), y.astype(np.int64)
 
-    path = checked_file(name, file, root)
+
+def read_faces(
+    root: Path | str | None, name: str, *, classes: int, test_per_class: int
+) -> tuple[Arrays, Arrays]:
+    """A MATLAB v5 file of faces; as many random ones of each person are for testing."""
+    (file,) = SOURCES[name].files
+    x, y = _faces(checked_file(name, file, root), name, classes)
+    generator, chosen = torch.Generator().manual_seed(0), []
+    for person in range(classes):
+        own = np.flatnonzero(y == person)
+        if not 0 < test_per_class < len(own):
+            raise ValueError(
+                f"test_per_class must be from 1 to {len(own) - 1} (person {person + 1} has "
+                f"{len(own)} faces), got {test_per_class}"
+            )
+        chosen.append(own[torch.randperm(len(own), generator=generator)[:test_per_class].numpy()])
+    return _held_out(x, y, np.concatenate(chosen))
+
+
+def _faces(path: Path, name: str, classes: int) -> Arrays:
+    """``fea``, each row a 32x32 face stored column by column, and ``gnd``, 1 to ``classes``."""
+    from scipy.io import loadmat  # here, since most data sets don't need it
+
     try:
         content = loadmat(path, variable_names=["fea", "gnd"])  # reads arrays; never unpickles
     except NotImplementedError as error:
         raise problem(path, "MATLAB v7.3 (HDF5) where v5 was expected", name) from error
-    except Exception as error:  # scipy raises whatever a broken stream leads it to
+    except Exception as error:  # scipy raises many kinds of error for a broken file
         raise problem(path, f"not a readable MATLAB v5 file: {error}", name) from error
     if absent := [key for key in ("fea", "gnd") if key not in content]:
         raise problem(path, f"holds no variable {' and no '.join(absent)}", name)

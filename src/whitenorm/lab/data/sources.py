@@ -1,20 +1,18 @@
-r"""Where each data set is looked for, where it comes from, and how it is fetched.
-
-Nothing here unpickles: archives give up only the files of the table, by name.
-"""
+r"""Where each data set is looked for, where it comes from, and how it is fetched."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-__all__ = ["SOURCES", "DataError", "File", "Source", "Status", "data_root", "fetch", "status"]
+from whitenorm.lab.lookup import look_up
+
+__all__ = ["SOURCES", "DataError", "File", "Source", "Status", "fetch", "folder_of", "status"]
 
 
 class DataError(Exception):
@@ -26,8 +24,8 @@ class File:
     """A file that is expected.
 
     Args:
-        md5: As published, if it is.
-        size: In bytes, where the format can't tell that the file is truncated.
+        md5: The published checksum, if there is one.
+        size: In bytes, for formats that can't tell whether the file is truncated.
     """
 
     md5: str | None = None
@@ -40,11 +38,11 @@ class Source:
 
     Args:
         title: What it is.
-        folder: Where it lies under the data folder; None if it ships with a package.
-        files: What the folder holds; a name without a ``File`` is a folder of its own.
-        where: Where to get it, for people.
-        url: Where it may be fetched from: an archive, or the folder of the files; None if its
-            terms don't allow that.
+        folder: Its folder in the data folder; None if it ships with a package.
+        files: What the folder holds: files, and folders (None).
+        where: Where people can get it.
+        url: What :func:`fetch` downloads: an archive, or the folder of the files; None if the
+            terms of the data set don't allow that.
         md5: Of the archive; None if the files are fetched one by one.
     """
 
@@ -57,7 +55,7 @@ class Source:
 
     @property
     def may_fetch(self) -> bool:
-        """Whether :func:`fetch` will download it."""
+        """Whether :func:`fetch` can download it."""
         return self.url is not None
 
 
@@ -68,12 +66,11 @@ class Status:
     Args:
         name: Key in ``SOURCES``.
         title: What it is.
-        state: "embedded", "present", "incomplete", "missing" or, where the checksums were asked
-            for, "corrupt".
+        state: "embedded", "present", "incomplete", "missing" or "corrupt" (a checksum differs).
         path: Where it is looked for; None if it is embedded.
-        missing: What isn't there, or isn't right, and why.
-        may_fetch: Whether :func:`fetch` will download it.
-        where: Where to get it.
+        missing: The files that are absent or wrong, and what is wrong with each.
+        may_fetch: Whether :func:`fetch` can download it.
+        where: Where people can get it.
     """
 
     name: str
@@ -152,40 +149,28 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def data_root(root: Path | str | None = None) -> Path:
-    """The data folder: the one given, or else the one that $WHITENORM_DATA names."""
+def folder_of(name: str, root: Path | str | None) -> Path:
+    """Where the files of a data set are looked for, below ``root`` or else $WHITENORM_DATA."""
+    source = look_up(SOURCES, "data set", name)
+    if source.folder is None:
+        raise ValueError(f"data set {name!r} has no files: it is {source.where}")
     if root is None and not (root := os.environ.get("WHITENORM_DATA")):
         raise DataError(
             "no data folder is known: give one (--data DIR), or set the environment variable "
             "WHITENORM_DATA to it"
         )
-    return Path(root).expanduser()
-
-
-def source_of(name: str) -> Source:
-    """The row of that name."""
-    if name not in SOURCES:
-        raise ValueError(f"unknown data set {name!r}; there are {', '.join(SOURCES)}")
-    return SOURCES[name]
-
-
-def folder_of(name: str, root: Path | str | None) -> Path:
-    """Where the files of a data set are looked for."""
-    source = source_of(name)
-    if source.folder is None:
-        raise ValueError(f"data set {name!r} has no files: it is {source.where}")
-    return data_root(root) / source.folder
+    return Path(root).expanduser() / source.folder
 
 
 def problem(path: Path, what: str, name: str) -> DataError:
     """The error for a file: which, what is wrong with it, and where to get it."""
-    source = source_of(name)
+    source = SOURCES[name]
     hint = f", or fetch it with `whitenorm data --fetch {name}`" if source.may_fetch else ""
     return DataError(f"{path}: {what}. {source.title} comes from {source.where}{hint}")
 
 
 def checked_file(name: str, file: str, root: Path | str | None) -> Path:
-    """The path of one of a data set's files, which is there and of the right size."""
+    """The path of one of a data set's files; an error if it is absent or of the wrong size."""
     path = folder_of(name, root) / file
     if wrong := _wrong(path, SOURCES[name].files[file], checksum=False):
         raise problem(path, wrong, name)
@@ -193,7 +178,7 @@ def checked_file(name: str, file: str, root: Path | str | None) -> Path:
 
 
 def _wrong(path: Path, expected: File | None, checksum: bool) -> str | None:
-    """What is wrong with a file, if anything."""
+    """What is wrong with a file or folder; None if nothing is."""
     if expected is None:
         return None if path.is_dir() else "no such folder"
     if not path.is_file():
@@ -202,37 +187,31 @@ def _wrong(path: Path, expected: File | None, checksum: bool) -> str | None:
     if expected.size is not None and size != expected.size:
         kind = "truncated" if size < expected.size else "not the expected file"
         return f"{kind}: {size} bytes where {expected.size} were expected"
-    if checksum and expected.md5 is not None and (found := _md5(path)) != expected.md5:
-        return f"corrupt: md5 {found} where {expected.md5} was expected"
+    if checksum and expected.md5 is not None:
+        import pooch  # takes 0.3 s, and most commands don't need it
+
+        if (found := pooch.file_hash(str(path), "md5")) != expected.md5:
+            return f"corrupt: md5 {found} where {expected.md5} was expected"
     return None
 
 
-def _md5(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def status(root: Path | str | None = None, *, checksum: bool = False) -> list[Status]:
-    """Which data sets are there, and where each is looked for.
+    """The state of every data set.
 
     Args:
         root: The data folder; $WHITENORM_DATA by default.
         checksum: Whether to compare the published md5 sums too, which reads every file.
     """
-    try:
-        base = data_root(root)
-    except DataError:
-        base = Path("$WHITENORM_DATA")  # where they would be looked for, if it were set
+    # Without a data folder, show where the files would be if the variable were set.
+    root = root or os.environ.get("WHITENORM_DATA") or "$WHITENORM_DATA"
     rows = []
     for name, source in SOURCES.items():
         path: Path | None = None
         missing: tuple[str, ...] = ()
-        state = "embedded"
-        if source.folder is not None:
-            path = base / source.folder
+        if source.folder is None:
+            state = "embedded"
+        else:
+            path = folder_of(name, root)
             found = {f: _wrong(path / f, info, checksum) for f, info in source.files.items()}
             missing = tuple(f"{file}: {what}" for file, what in found.items() if what)
             if not missing:
@@ -247,70 +226,69 @@ def status(root: Path | str | None = None, *, checksum: bool = False) -> list[St
     return rows
 
 
-def fetch(name: str, root: Path | str | None = None, *, progressbar: Any = False) -> list[Path]:
-    """Downloads a data set into its place and checks it against the published md5 sums.
+def fetch(name: str, root: Path | str | None = None, *, progressbar: bool = False) -> list[Path]:
+    """Downloads a data set and checks it against the published md5 sums.
 
-    Files that are there and right are left alone. A download that fails or doesn't match leaves
-    nothing behind.
+    Files that are there and right are left alone. A download that fails or doesn't match its
+    checksum leaves nothing behind.
 
     Args:
         name: Key in ``SOURCES``.
         root: The data folder; $WHITENORM_DATA by default.
-        progressbar: True, or an object, as :func:`pooch.retrieve` takes it.
+        progressbar: Whether to show one.
 
     Returns:
         The paths of the data set's files.
     """
-    source = source_of(name)
+    source = look_up(SOURCES, "data set", name)
     if source.folder is None:
         return []
-    folder = folder_of(name, root)
     if source.url is None:
         raise DataError(f"{source.title} may not be fetched. It comes from {source.where}")
+    folder = folder_of(name, root)
     files = {file: info for file, info in source.files.items() if info is not None}
-    if wanted := [f for f, info in files.items() if _wrong(folder / f, info, checksum=True)]:
+    wanted = [file for file, info in files.items() if _wrong(folder / file, info, checksum=True)]
+    if source.md5 is None:
+        downloads = [(source.url + file, files[file].md5, [file]) for file in wanted]
+    else:
+        downloads = [(source.url, source.md5, wanted)] if wanted else []
+    for url, md5, contents in downloads:
         folder.mkdir(parents=True, exist_ok=True)
-        if source.md5 is None:
-            for file in wanted:
-                (folder / file).unlink(missing_ok=True)
-                _retrieve(source, source.url + file, files[file].md5, folder / file, progressbar)
-        else:
-            archive = folder / "download.tar.gz"
-            _retrieve(source, source.url, source.md5, archive, progressbar)
+        # Only whole files that were checked leave the temporary folder.
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as temporary:
             try:
-                _extract(source, archive, wanted)
-            finally:
-                archive.unlink()
+                path = _download(url, f"md5:{md5}", Path(temporary), progressbar)
+            except (OSError, ValueError) as error:  # no connection; another checksum
+                raise DataError(
+                    f"{url} could not be fetched: {error}. {source.title} comes from "
+                    f"{source.where}; put the files {', '.join(source.files)} into {folder}"
+                ) from error
+            if source.md5 is not None:
+                _extract(source, path, contents)
+            for file in contents:
+                (path.parent / file).replace(folder / file)
     return [folder / file for file in files]
 
 
-def _retrieve(source: Source, url: str, md5: str | None, path: Path, progressbar: Any) -> None:
-    import pooch  # type: ignore[import-untyped]  # here, so that reading data needs no pooch
+def _download(url: str, known_hash: str, folder: Path, progressbar: bool) -> Path:
+    import pooch  # takes 0.3 s, and most commands don't need it
 
     pooch.get_logger().setLevel("WARNING")
-    try:
-        pooch.retrieve(url, f"md5:{md5}", path.name, path.parent, progressbar=progressbar)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # requests' errors are OSErrors; a wrong hash a ValueError
-        path.unlink(missing_ok=True)
-        raise DataError(
-            f"{url} could not be fetched to {path}: {error}. {source.title} comes from "
-            f"{source.where}; put the files {', '.join(source.files)} into {path.parent}"
-        ) from error
+    name = url.rsplit("/", 1)[-1]
+    return Path(pooch.retrieve(url, known_hash, name, folder, progressbar=progressbar))
 
 
 def _extract(source: Source, archive: Path, files: list[str]) -> None:
+    """Writes the content of these files, and of no other, beside the archive.
+
+    ``pooch.Untar`` isn't as safe: below Python 3.12 it follows links that an archive may hold.
+    """
     try:
         with tarfile.open(archive) as tar:
             for file in files:
                 stream = tar.extractfile(f"{source.folder}/{file}")
                 if stream is None:
                     raise KeyError(f"{file} is not a regular file")
-                path = archive.parent / file
-                part = path.with_name(path.name + ".part")
-                part.write_bytes(stream.read())
-                part.replace(path)
+                (archive.parent / file).write_bytes(stream.read())
     except (tarfile.TarError, KeyError, EOFError, zlib.error) as error:
         raise DataError(f"{source.url}: the archive is not as expected: {error}") from error
