@@ -261,9 +261,9 @@ def test_the_page_works_in_a_browser(folder, browser):
     light = background(browser, "body")
     browser.find_element("id", "theme").click()
     until(lambda: background(browser, "body") != light)
-    layout = "return document.querySelector('.plot').layout.paper_bgcolor"
-    assert until(lambda: browser.execute_script(layout)) == "#0f1419"
-    browser.execute_script("localStorage.clear()")
+    layout = "return document.querySelector('.plot')._fullLayout.paper_bgcolor"
+    until(lambda: browser.execute_script(layout) == "rgb(17,17,17)")
+    assert background(browser, "body") == "rgb(17, 17, 17)"
 
     emulate(browser, 390, "dark")
     browser.refresh()

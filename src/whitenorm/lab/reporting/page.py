@@ -1,37 +1,38 @@
 r"""The report: one page that needs no network, made from records alone.
 
-What it says is worked out here, as plain data; how it looks is in ``page.html``.
+What it says is worked out here; how it looks is in ``page.html``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from functools import cache
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import plotly.io
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 import whitenorm
 from whitenorm.lab.records.record import Record, RecordError
+from whitenorm.lab.reporting import tables
 from whitenorm.lab.reporting.find import find_results
 from whitenorm.lab.reporting.page_figures import figures
 from whitenorm.lab.reporting.plots import draw_all
 from whitenorm.lab.reporting.style import colours
 from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import Curve, Panel
-from whitenorm.lab.studies.wording import metric_name, number, point_text, summary
+from whitenorm.lab.studies.wording import number, point_text
 
 __all__ = ["build_report"]
 
 
 def build_report(folder: Path) -> Path:
-    """Draws the figures of a folder's records, writes its ``report.html``."""
+    """Draws the figures of a folder's records and writes its ``report.html``."""
     folder = Path(folder)
     found = find_results(folder)
     if not found.results:
@@ -41,13 +42,17 @@ def build_report(folder: Path) -> Path:
         )
     for _, results in found.results:
         draw_all(results, folder / "figures")
-    sections = [_section(path, results, folder) for path, results in found.results]
+    everything = [results for _, results in found.results]
     page = _template().render(
-        sections=sections,
+        sections=[_section(path, results, folder) for path, results in found.results],
+        overview=tables.verdicts(*filter(_tested, everything)),
         remarks=found.remarks,
         version=whitenorm.__version__,
-        newest=max(r.started for _, results in found.results for r in results.all.values()),
+        newest=max(record.started for results in everything for record in results.all.values()),
+        css=Markup(_asset("page.css")),
         plotlyjs=Markup(get_plotlyjs().replace("</script", "<\\/script")),
+        light=plotly.io.templates["plotly_white"],
+        dark=plotly.io.templates["plotly_dark"],
     )
     path = folder / "report.html"
     temporary = path.with_name(f".{path.name}.part")
@@ -56,126 +61,80 @@ def build_report(folder: Path) -> Path:
     return path
 
 
-@cache
+def _tested(results: Results) -> bool:
+    return any(claim.judge(results).status != "not tested" for claim in results.study.claims)
+
+
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["inline_json"] = _inline_json
-    text = (
-        resources.files("whitenorm.lab.reporting")
-        .joinpath("page.html")
-        .read_text(encoding="utf-8")
-    )
-    return environment.from_string(text)
+    environment.filters["plotly_json"] = _plotly_json
+    return environment.from_string(_asset("page.html"))
 
 
-def _inline_json(value: Any) -> Markup:
-    """JSON that may stand inside a script element whatever it holds."""
-    return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
+def _asset(name: str) -> str:
+    return resources.files("whitenorm.lab.reporting").joinpath(name).read_text(encoding="utf-8")
+
+
+def _plotly_json(value: Any) -> Markup:
+    """JSON that can't end the script element that it stands in."""
+    return Markup(plotly.io.json.to_json_plotly(value).replace("<", "\\u003c"))
 
 
 # --- what a section says ------------------------------------------------------------------------
 
 
 def _section(path: Path, results: Results, folder: Path) -> dict[str, Any]:
-    study, scale = results.study, results.scale
+    study = results.study
     key = f"{study.name}-{results.scale_name}"
-    link = Path(os.path.relpath(path, folder)).as_posix()
-    verdicts = [(claim, claim.judge(results)) for claim in study.claims]
+    curves = results.scale.curves()
+    anchors = {(p.name, c.label): f"{key}-{index}" for index, (p, c) in enumerate(curves)}
+    environments = Counter(
+        json.dumps(record.environment, sort_keys=True) for record in results.all.values()
+    )
     return {
         "key": key,
         "study": study,
-        "scale": results.scale_name,
-        "reduced": scale.reduced,
-        "selection": scale.selection.text,
+        "scale_name": results.scale_name,
+        "scale": results.scale,
         "records": len(results.all),
-        "link": link,
-        "verdicts": [
-            {
-                "quote": claim.quote,
-                "criterion": claim.criterion,
-                "status": verdict.status,
-                "evidence": verdict.evidence,
-            }
-            for claim, verdict in verdicts
+        "link": Path(os.path.relpath(path, folder)).as_posix(),
+        "verdicts": [(claim, claim.judge(results)) for claim in study.claims],
+        "figures": list(figures(results, anchors)),
+        "numbers": tables.numbers(results),
+        "links": [
+            (anchors[panel.name, curve.label], colours(panel)[curve.label])
+            for panel, curve in tables.tabulated(results)
         ],
-        "figures": list(figures(results, key)),
-        "metrics": [metric_name(metric) for metric in study.metrics],
-        "curves": [
-            _curve(results, panel, curve, f"{key}-{i}", link)
-            for i, (panel, curve) in enumerate(scale.curves())
-        ],
-        "paper": list(_beside_the_paper(results)),
-        "environments": _environments(results),
+        "paper": tables.beside_the_paper(results),
+        "curves": [_curve(results, panel, curve, anchors) for panel, curve in curves],
+        "environments": [(count, json.loads(text)) for text, count in environments.items()],
     }
 
 
-def _curve(results: Results, panel: Panel, curve: Curve, key: str, link: str) -> dict[str, Any]:
+def _curve(
+    results: Results, panel: Panel, curve: Curve, anchors: dict[tuple[str, str], str]
+) -> dict[str, Any]:
     choice = results.choice(curve)
-    records = results.records(curve)
     settings = curve.run.changed(choice.point or {}).settings()
     return {
-        "key": key,
+        "anchor": anchors[panel.name, curve.label],
         "panel": panel.name,
         "label": curve.label,
         "colour": colours(panel)[curve.label],
         "chosen": point_text(choice.point),
-        "complete": choice.complete,
-        "n": len(records),
-        "values": [summary(results.final(curve, m), m) for m in results.study.metrics],
-        "settings": "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.items()),
-        "records": [_record(record, link) for record in records],
+        "settings": "\n".join(f"{name}: {json.dumps(value)}" for name, value in settings.items()),
         "grid": [
-            {
-                "point": point_text(point),
-                "score": number(score) if record and record.status == "finished" else "diverged",
-                "chosen": point == choice.point,
-                "record": _record(record, link),
-            }
+            (point_text(point), _outcome(record, number(score)), point == choice.point, record)
             for point, record, score in choice.scores
             if record is not None
         ],
         "grid_size": len(choice.scores),
+        "seeds": [(record, _outcome(record, record.status)) for record in results.records(curve)],
     }
 
 
-def _record(record: Record, link: str) -> dict[str, Any]:
-    seconds = record.final.get("seconds")
-    return {
-        "id": record.id,
-        "seed": record.run.seed,
-        "status": record.status,
-        "reason": record.reason,
-        "seconds": "" if seconds is None else f"{seconds:.3g} s",
-        "link": link,
-        "line": record.line,
-    }
-
-
-def _beside_the_paper(results: Results) -> Iterator[dict[str, str]]:
-    for entry in results.study.paper:
-        sign = "\N{MINUS SIGN}" if entry.minus else "/"
-        other = entry.minus or entry.over
-        what = metric_name(entry.metric)
-        if entry.over:
-            what = what.rpartition(" (")[0] + ", ratio"
-        ours = results.ours(entry)
-        yield {
-            "panel": entry.panel,
-            "label": f"{entry.curve} {sign} {other}" if other else entry.curve,
-            "metric": what,
-            "paper": number(entry.value)
-            if entry.spread is None
-            else f"{number(entry.value)} ± {number(entry.spread)}",
-            "ours": "not at this scale, or not yet run"
-            if ours is None
-            else f"{summary(ours, '')} (n={ours.n})",
-        }
-
-
-def _environments(results: Results) -> list[dict[str, Any]]:
-    """The distinct ones, each with how many records have it."""
-    counts: dict[str, int] = {}
-    for record in results.all.values():
-        text = json.dumps(record.environment, sort_keys=True)
-        counts[text] = counts.get(text, 0) + 1
-    return [{"count": count, "values": json.loads(text)} for text, count in counts.items()]
+def _outcome(record: Record, words: str) -> str:
+    """These words, or why the run ended."""
+    if record.status != "finished":
+        words = record.status
+    return f"{words} ({record.reason})" if record.reason else words

@@ -10,12 +10,12 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from whitenorm.lab.reporting.style import FIGURE_STYLE, PALETTE, colours
+from whitenorm.lab.reporting.style import FIGURE_STYLE, GREY, PALETTE, colours
 from whitenorm.lab.studies.results import Results, Series
 from whitenorm.lab.studies.study import Panel, View
 from whitenorm.lab.studies.wording import axis_title
 
-__all__ = ["draw", "draw_all", "illustrations", "plain_ticks", "quadrants"]
+__all__ = ["draw", "draw_all", "few_values", "illustrations", "plain_ticks", "quadrants"]
 
 _STYLE = {**FIGURE_STYLE, "font.size": 10, "legend.fontsize": 9, "lines.linewidth": 1.6}
 _MARKERS = "osD^vPX"
@@ -40,7 +40,7 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
 def draw(results: Results, view: View) -> Figure | None:
     """A figure with a plot for each panel of a view; None if there are no records for it."""
-    panels = [p for p in results.scale.panels if view.panels is None or p.name in view.panels]
+    panels = results.panels(view)
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         if view.kind == "swap":
             return _draw_swap(results, panels)
@@ -99,8 +99,7 @@ def _draw_panel(results: Results, view: View, panel: Panel, axes: Any) -> None:
     axes.set_ylabel(axis_title(view, "y"))
     if "x" in view.log:
         axes.set_xscale("log")
-        values = sorted({x for line in lines for x in line.x})
-        if len(values) <= 10:  # a few chosen values say more than powers of ten
+        if values := few_values(lines):
             axes.set_xticks(values, [f"{value:g}" for value in values])
             axes.minorticks_off()
 
@@ -131,7 +130,7 @@ def _draw_series(view: View, lines: list[Series], palette: dict[str, str], axes:
             marker=_MARKERS[labels.index(line.label) % len(_MARKERS)] if solid else None,
             markevery=(labels.index(line.label) * every // 4, every),
             markersize=4,
-            label=_legend(line.label, line.diverged, len(line.records)) if solid else None,
+            label=line.name if solid else None,
         )
         axes.fill_between(
             line.x, line.low, line.high, color=palette[line.label], alpha=0.18, linewidth=0
@@ -156,8 +155,10 @@ def plain_ticks(axes: Any) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _legend(label: str, diverged: int, runs: int) -> str:
-    return f"{label} ({diverged} of {runs} diverged)" if diverged else label
+def few_values(lines: list[Series]) -> list[float]:
+    """The values along the abscissa if they are at most ten, to be its ticks; else none."""
+    values = sorted({x for line in lines for x in line.x})
+    return values if len(values) <= 10 else []
 
 
 def _draw_swap(results: Results, panels: list[Panel]) -> Figure | None:
@@ -170,7 +171,7 @@ def _draw_swap(results: Results, panels: list[Panel]) -> Figure | None:
     shades = quadrants(first["blue"])
     for row in range(2):
         raw = grid[row][0]
-        raw.scatter(*zip(*first["red"][row], strict=True), s=14, c="#8C8C8C", marker="x")
+        raw.scatter(*zip(*first["red"][row], strict=True), s=14, c=GREY, marker="x")
         raw.scatter(*zip(*first["blue"], strict=True), s=14, c=shades)
         raw.set_ylabel(f"batch {row + 1}")
         for column, (label, arrays) in enumerate(found.items(), start=1):

@@ -6,10 +6,10 @@ from itertools import cycle
 
 from whitenorm.lab.studies.study import Panel
 
-__all__ = ["FIGURE_STYLE", "PALETTE", "colours"]
+__all__ = ["FIGURE_STYLE", "GREY", "PALETTE", "colours"]
 
-# Okabe and Ito's, in an order that keeps neighbours apart; told apart in every common colour
-# blindness, and on white and black. The last one is made for both backgrounds.
+# Okabe and Ito's colours, which are told apart in every common colour blindness, in an order that
+# keeps similar ones apart; and a grey. All can be seen on white and on black.
 PALETTE = (
     "#0072B2",
     "#D55E00",
@@ -19,6 +19,8 @@ PALETTE = (
     "#56B4E9",
     "#8C8C8C",
 )
+
+GREY = PALETTE[-1]
 
 # matplotlib's settings for every figure.
 FIGURE_STYLE = {

@@ -13,12 +13,13 @@ from rich.text import Text
 from whitenorm.lab.reporting import markdown as md
 from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import Curve, Panel, Verdict
-from whitenorm.lab.studies.wording import metric_name, point_text, summary
+from whitenorm.lab.studies.wording import metric_name, number, point_text, summary
 
 __all__ = [
     "UNTESTED",
     "Column",
     "Table",
+    "beside_the_paper",
     "bold_status",
     "markdown",
     "numbers",
@@ -98,6 +99,32 @@ def verdicts(*results: Results) -> Table:
     ]
     head = (Column("where"), Column("the paper says"), Column("these records", "status"))
     return Table("What the paper says", head, tuple(rows))
+
+
+def beside_the_paper(results: Results) -> Table:
+    """The numbers that the paper prints, with ours."""
+    rows = []
+    for entry in results.study.paper:
+        label, metric = entry.curve, metric_name(entry.metric)
+        if entry.minus:
+            label += f" \N{MINUS SIGN} {entry.minus}"
+        if entry.over:
+            label += f" / {entry.over}"
+            metric = metric.rpartition(" (")[0] + ", ratio"
+        paper = number(entry.value)
+        if entry.spread is not None:
+            paper += f" ± {number(entry.spread)}"
+        found = results.ours(entry)
+        ours = (
+            f"{summary(found, '')} (n={found.n})" if found else "not at this scale, or not yet run"
+        )
+        rows.append((entry.panel, label, metric, paper, ours))
+    texts = (Column(name) for name in ("panel", "curve", "what"))
+    return Table(
+        "Beside the paper",
+        (*texts, Column("paper", "number"), Column("ours", "number")),
+        tuple(rows),
+    )
 
 
 def status_words(verdict: Verdict, results: Results) -> str:

@@ -64,9 +64,14 @@ class Series:
     records: tuple[Record, ...]
 
     @property
-    def diverged(self) -> int:
-        """How many of its runs diverged."""
-        return sum(record.status == "diverged" for record in self.records)
+    def name(self) -> str:
+        """For a legend: the label, and how many of its runs diverged."""
+        diverged = sum(record.status == "diverged" for record in self.records)
+        return (
+            f"{self.label} ({diverged} of {len(self.records)} diverged)"
+            if diverged
+            else self.label
+        )
 
 
 class Results:
@@ -101,6 +106,10 @@ class Results:
             for point in curve.points():
                 known |= {r.id for r in self._seeds.get(curve.seed_run(point, 0).id, [])}
         return [record for key, record in self.all.items() if key not in known]
+
+    def panels(self, view: View) -> list[Panel]:
+        """The panels that a view is for."""
+        return [p for p in self.scale.panels if view.panels is None or p.name in view.panels]
 
     def panel(self, name: str) -> Panel:
         """The panel of that name."""
