@@ -1,14 +1,14 @@
-r"""What the networks are made of: units of convolution, norm and activation, and their start."""
+r"""What the networks are made of: units of convolution, norm and activation; initial weights."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
 
+from whitenorm.lab.lookup import choose
 from whitenorm.lab.networks.methods import make_method
 from whitenorm.modules import TranslatedReLU
 
@@ -23,23 +23,21 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
+def activation_layer(name: str) -> Callable[[int], nn.Module]:
+    """``features -> layer`` for an activation's name."""
+    return ACTIVATIONS[choose("activation", name, ACTIVATIONS)]
+
+
 def batch_norm(features: int, dims: int) -> nn.Module:
-    """The BN that a network keeps where a method has no place."""
+    """The BN of the places in a network that a method doesn't change."""
     norm = make_method("bn").norm
     assert norm is not None
     return norm(features, dims)
 
 
-def choose(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """The value, if it is one of the choices."""
-    if value not in (choices := list(choices)):
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-    return value
-
-
-def activation_layer(name: str) -> Callable[[int], nn.Module]:
-    """``features -> layer`` for an activation's name."""
-    return ACTIVATIONS[choose("activation", name, ACTIVATIONS)]
+def network(*parts: tuple[str, nn.Module | None]) -> nn.Sequential:
+    """A sequence of named parts, without those that are None."""
+    return nn.Sequential(OrderedDict((name, part) for name, part in parts if part is not None))
 
 
 def conv_unit(
@@ -51,20 +49,12 @@ def conv_unit(
     activation: Callable[[int], nn.Module] | None = None,
 ) -> nn.Sequential:
     """convolution - norm - activation, without those that are None."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["conv"] = nn.Conv2d(
-        channels, features, kernel, stride, padding=kernel // 2, bias=norm is None
+    bias = norm is None
+    return network(
+        ("conv", nn.Conv2d(channels, features, kernel, stride, padding=kernel // 2, bias=bias)),
+        ("norm", norm and norm(features, 2)),
+        ("activation", activation and activation(features)),
     )
-    if norm is not None:
-        parts["norm"] = norm(features, 2)
-    if activation is not None:
-        parts["activation"] = activation(features)
-    return nn.Sequential(parts)
-
-
-def network(*parts: tuple[str, nn.Module]) -> nn.Sequential:
-    """A sequence of named parts."""
-    return nn.Sequential(OrderedDict(parts))
 
 
 def pooled(features: int, num_classes: int) -> tuple[tuple[str, nn.Module], ...]:
@@ -84,16 +74,29 @@ def blocks_a_stage(depth: int, offset: int) -> int:
     return (depth - offset) // 6
 
 
+def strides(counts: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The stage and the stride of each block, for so many blocks in each stage.
+
+    Every stage but the first begins by halving the picture.
+
+    Example:
+        >>> list(strides([2, 2]))
+        [(0, 1), (0, 1), (1, 2), (1, 1)]
+    """
+    for stage, count in enumerate(counts):
+        for index in range(count):
+            yield stage, 2 if stage > 0 and index == 0 else 1
+
+
 @torch.no_grad()
 def initialise(model: nn.Module, scheme: str, generator: torch.Generator | None = None) -> None:
-    """Draws the weights of all linear layers and convolutions anew; their biases become 0.
+    """Draws the weights of all linear layers and convolutions; their biases become 0.
 
-    ``"lecun"`` (Efficient BackProp, 1998): normal with variance 1 / fan_in. ``"he"``, as the
-    reference residual networks have it: convolutions normal with variance 2 / fan_out, linear
-    layers uniform within 1 / sqrt(fan_in).
+    ``"lecun"`` (Efficient BackProp, 1998): normal with variance 1 / fan_in. ``"he"``, as in the
+    reference residual networks: convolutions normal with variance 2 / fan_out, linear layers
+    uniform within 1 / sqrt(fan_in).
     """
-    if scheme not in ("lecun", "he"):
-        raise ValueError(f"scheme must be 'lecun' or 'he', got {scheme!r}")
+    choose("scheme", scheme, ("lecun", "he"))
     for module in model.modules():
         if not isinstance(module, nn.Linear | nn.Conv2d):
             continue

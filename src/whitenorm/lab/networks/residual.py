@@ -2,11 +2,10 @@ r"""Residual networks: CIFAR's 6n+2 with shortcut A, wide ones, and ImageNet's."
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from whitenorm.lab.lookup import choose
 from whitenorm.lab.networks.methods import Method
 from whitenorm.lab.networks.parts import (
     ACTIVATIONS,
@@ -14,11 +13,13 @@ from whitenorm.lab.networks.parts import (
     activation_layer,
     batch_norm,
     blocks_a_stage,
-    choose,
     conv_unit,
     network,
     pooled,
+    strides,
 )
+
+__all__ = ["ZeroPaddedShortcut", "imagenet_resnet", "resnet", "wrn"]
 
 
 class ZeroPaddedShortcut(nn.Module):
@@ -65,17 +66,16 @@ def resnet(
     norm = method.norm if placement == "all" else batch_norm
     blocks, act = blocks_a_stage(depth, 2), activation_layer(activation)
     stages, channels = nn.Sequential(), 16
-    for stage, features in enumerate((16, 32, 64)):
-        for index in range(blocks):
-            stride = 2 if stage > 0 and index == 0 else 1
-            body = nn.Sequential(
-                conv_unit(norm, channels, features, stride=stride, activation=act),
-                conv_unit(norm, features, features),
-            )
-            same = stride == 1 and channels == features
-            shortcut = nn.Identity() if same else ZeroPaddedShortcut(channels, features, stride)
-            stages.append(Residual(body, shortcut, act(features)))
-            channels = features
+    for stage, stride in strides([blocks] * 3):
+        features = (16, 32, 64)[stage]
+        body = nn.Sequential(
+            conv_unit(norm, channels, features, stride=stride, activation=act),
+            conv_unit(norm, features, features),
+        )
+        same = stride == 1 and channels == features
+        shortcut = nn.Identity() if same else ZeroPaddedShortcut(channels, features, stride)
+        stages.append(Residual(body, shortcut, act(features)))
+        channels = features
     stem = conv_unit(method.norm, input_shape[0], 16, activation=act)
     return network(("stem", stem), ("blocks", stages), *pooled(64, num_classes))
 
@@ -93,9 +93,8 @@ class WideBlock(nn.Module):
         self.norm2 = norm(features, 2) if norm is not None else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.conv2 = nn.Conv2d(features, features, 3, padding=1, bias=bias)
-        self.shortcut = (
-            nn.Conv2d(channels, features, 1, stride, bias=bias) if channels != features else None
-        )
+        changed = channels != features
+        self.shortcut = nn.Conv2d(channels, features, 1, stride, bias=bias) if changed else None
 
     def forward(self, input: Tensor) -> Tensor:
         active = F.relu(self.norm1(input))
@@ -118,27 +117,23 @@ def wrn(
     """WRN-depth-widen: 6n+4 layers of 16 * widen, 32 * widen and 64 * widen channels.
 
     Placement "all" replaces every norm (with BN: the published network). "stem" is the paper's
-    L1: the method's norm is added after the first convolution, and the rest keeps BN.
+    L1: the method's norm is added after the first convolution, and all others are BN.
     """
     choose("placement", placement, ("all", "stem"))
     norm = method.norm if placement == "all" else batch_norm
     blocks, channels = blocks_a_stage(depth, 4), 16
-    stem = nn.Sequential(
-        OrderedDict(conv=nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=norm is None))
-    )
+    stem = network(("conv", nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=norm is None)))
     if placement == "stem" and method.norm is not None:
         stem.add_module("norm", method.norm(16, 2))
     stages = nn.Sequential()
-    for stage, features in enumerate((16 * widen, 32 * widen, 64 * widen)):
-        for index in range(blocks):
-            stride = 2 if stage > 0 and index == 0 else 1
-            stages.append(WideBlock(norm, channels, features, stride, dropout))
-            channels = features
-    last = [] if norm is None else [("norm", norm(channels, 2))]
+    for stage, stride in strides([blocks] * 3):
+        features = (16, 32, 64)[stage] * widen
+        stages.append(WideBlock(norm, channels, features, stride, dropout))
+        channels = features
     return network(
         ("stem", stem),
         ("blocks", stages),
-        *last,
+        ("norm", norm and norm(channels, 2)),
         ("activation", nn.ReLU(inplace=True)),
         *pooled(channels, num_classes),
     )
@@ -160,11 +155,11 @@ def imagenet_resnet(
     depth: int = 50,
     stem: str = "plain",
 ) -> nn.Module:
-    """Residual networks for ImageNet, BN but for one layer, the method's, near the input.
+    """Residual networks for ImageNet: one layer near the input is the method's, the rest are BN.
 
     Stem "plain": that layer follows the 7x7 convolution (with BN: the published network). Stem
-    "extra-conv", which the authors ran: a 3x3 convolution, the method's layer and a ReLU are added
-    after the max-pool; with BN it is the twin that differs in the normalisation alone.
+    "extra-conv", which the authors ran: a 3x3 convolution, the method's layer and a ReLU follow
+    the max-pool (with BN: the same network for comparison).
     """
     choose("stem", stem, ("plain", "extra-conv"))
     counts, bottleneck = _IMAGENET[choose("depth", depth, _IMAGENET)]
@@ -177,27 +172,23 @@ def imagenet_resnet(
     if stem == "extra-conv":
         entry.add_module("extra", conv_unit(method.norm, 64, 64, activation=act))
     stages, channels = nn.Sequential(), 64
-    for stage, (width, count) in enumerate(zip((64, 128, 256, 512), counts, strict=True)):
-        for index in range(count):
-            stride = 2 if stage > 0 and index == 0 else 1
-            features = width * 4 if bottleneck else width
-            if bottleneck:
-                body = nn.Sequential(
-                    conv_unit(batch_norm, channels, width, kernel=1, activation=act),
-                    conv_unit(batch_norm, width, width, stride=stride, activation=act),
-                    conv_unit(batch_norm, width, features, kernel=1),
-                )
-            else:
-                body = nn.Sequential(
-                    conv_unit(batch_norm, channels, width, stride=stride, activation=act),
-                    conv_unit(batch_norm, width, features),
-                )
-            same = stride == 1 and channels == features
-            shortcut = (
-                nn.Identity()
-                if same
-                else conv_unit(batch_norm, channels, features, kernel=1, stride=stride)
+    for stage, stride in strides(counts):
+        width = (64, 128, 256, 512)[stage]
+        features = width * 4 if bottleneck else width
+        if bottleneck:
+            body = nn.Sequential(
+                conv_unit(batch_norm, channels, width, kernel=1, activation=act),
+                conv_unit(batch_norm, width, width, stride=stride, activation=act),
+                conv_unit(batch_norm, width, features, kernel=1),
             )
-            stages.append(Residual(body, shortcut, act(features)))
-            channels = features
+        else:
+            body = nn.Sequential(
+                conv_unit(batch_norm, channels, width, stride=stride, activation=act),
+                conv_unit(batch_norm, width, features),
+            )
+        shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != features:
+            shortcut = conv_unit(batch_norm, channels, features, kernel=1, stride=stride)
+        stages.append(Residual(body, shortcut, act(features)))
+        channels = features
     return network(("stem", entry), ("blocks", stages), *pooled(channels, num_classes))

@@ -1,0 +1,111 @@
+r"""Networks without shortcuts: the multilayer perceptron, VGG-A and S-plain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from torch import nn
+
+from whitenorm.lab.lookup import choose
+from whitenorm.lab.networks.methods import Method
+from whitenorm.lab.networks.parts import (
+    activation_layer,
+    batch_norm,
+    blocks_a_stage,
+    conv_unit,
+    network,
+    pooled,
+    strides,
+)
+
+__all__ = ["mlp", "splain", "vgg_a"]
+
+
+def mlp(
+    method: Method,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    hidden: Iterable[int] = (100,),
+    activation: str = "relu",
+) -> nn.Module:
+    """linear - norm - activation for each hidden layer, then a linear layer."""
+    layers, width = nn.Sequential(), math.prod(input_shape)
+    for features in hidden:
+        layers.append(
+            network(
+                ("linear", method.linear(width, features)),
+                ("norm", method.norm and method.norm(features, 0)),
+                ("activation", activation_layer(activation)(features)),
+            )
+        )
+        width = features
+    return network(
+        ("flatten", nn.Flatten()),
+        ("hidden", layers),
+        ("classifier", method.linear(width, num_classes)),
+    )
+
+
+def vgg_a(
+    method: Method,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    width: int = 64,
+    activation: str = "relu",
+    norm_position: str = "before",
+) -> nn.Module:
+    """Eight 3x3 convolutions, pooled after the 1st, 2nd, 4th, 6th and 8th, and two linear layers.
+
+    "before" is convolution - norm - activation. "after" the activation is, as in the authors'
+    scripts, norm - convolution - activation: the norm comes right before the next convolution,
+    after the pooling, and the first norm gets the image. The first linear layer keeps BN.
+    """
+    choose("norm_position", norm_position, ("before", "after"))
+    channels, height, breadth = input_shape
+    if min(height, breadth) < 32:
+        raise ValueError(
+            f"model 'vgg-a' needs pictures of 32x32 at least, got shape {input_shape}"
+        )
+    act, features = activation_layer(activation), nn.Sequential()
+    for index, multiple in enumerate((1, 2, 4, 4, 8, 8, 8, 8), start=1):
+        out = multiple * width
+        if norm_position == "before":
+            unit = conv_unit(method.norm, channels, out, activation=act)
+        else:
+            unit = network(
+                ("norm", method.norm and method.norm(channels, 2)),
+                *conv_unit(None, channels, out, activation=act).named_children(),
+            )
+        if index in (1, 2, 4, 6, 8):
+            unit.add_module("pool", nn.MaxPool2d(2))
+        features.append(unit)
+        channels = out
+    size = channels * (height // 32) * (breadth // 32)
+    head = network(
+        ("linear", nn.Linear(size, 8 * width)),
+        ("norm", method.norm and batch_norm(8 * width, 0)),
+        ("activation", act(8 * width)),
+    )
+    return network(
+        ("features", features),
+        ("flatten", nn.Flatten()),
+        ("head", head),
+        ("classifier", nn.Linear(8 * width, num_classes)),
+    )
+
+
+def splain(
+    method: Method,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    depth: int = 20,
+    width: int = 48,
+    activation: str = "relu",
+) -> nn.Module:
+    """The CIFAR residual network without its shortcuts, and with one width throughout."""
+    layers, act = 2 * blocks_a_stage(depth, 2), activation_layer(activation)
+    features = nn.Sequential(conv_unit(method.norm, input_shape[0], width, activation=act))
+    for _, stride in strides([layers] * 3):
+        features.append(conv_unit(method.norm, width, width, stride=stride, activation=act))
+    return network(("features", features), *pooled(width, num_classes))
