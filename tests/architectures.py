@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from whitenorm import whitening_matrix
-from whitenorm.modules import _DecorrelatedBatchNorm
+from whitenorm.modules import DecorrelatedBatchNorm
 
 
 class Architecture(NamedTuple):
@@ -113,7 +113,7 @@ def correlate(model: nn.Module, seed: int = 2) -> nn.Module:
     """Gives the DBN layers of a model running statistics as of correlated channels."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
-        if not isinstance(module, _DecorrelatedBatchNorm) or module.running_mean is None:
+        if not isinstance(module, DecorrelatedBatchNorm) or module.running_mean is None:
             continue
         left = module.num_features
         for matrix in getattr(module, f"running_{module.running}"):

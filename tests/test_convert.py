@@ -16,7 +16,7 @@ from whitenorm import (
     DecorrelatedBatchNorm3d,
 )
 from whitenorm.convert import convert_batchnorm
-from whitenorm.modules import _DecorrelatedBatchNorm
+from whitenorm.modules import DecorrelatedBatchNorm
 
 
 def count(model, kind):
@@ -51,7 +51,7 @@ def network():
 
 
 def converted_names(model):
-    return [n for n, m in model.named_modules() if isinstance(m, _DecorrelatedBatchNorm)]
+    return [n for n, m in model.named_modules() if isinstance(m, DecorrelatedBatchNorm)]
 
 
 # --- networks of others -------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_a_converted_network_computes_what_it_computed_before(name, running):
         converted = convert_batchnorm(model, running=running)
         assert converted is model
         assert count(model, _BatchNorm) == 0
-        assert count(model, _DecorrelatedBatchNorm) == ARCHITECTURES[name].norms
+        assert count(model, DecorrelatedBatchNorm) == ARCHITECTURES[name].norms
         assert relative(outputs(model, x), before) < 1e-5
 
 
@@ -137,7 +137,7 @@ def test_a_converted_layer_whitens_in_training():
 def test_syncbatchnorm_is_converted_for_inputs_of_any_number_of_dimensions():
     norm = randomised(nn.SyncBatchNorm(10)).double().eval()
     layer = convert_batchnorm(copy.deepcopy(norm), group_size=4)
-    assert isinstance(layer, _DecorrelatedBatchNorm)
+    assert isinstance(layer, DecorrelatedBatchNorm)
     for shape in [(6, 10), (6, 10, 3), (6, 10, 3, 2), (6, 10, 3, 2, 2)]:
         x = torch.randn(shape, dtype=torch.float64)
         assert torch.allclose(layer(x), norm(x), atol=1e-12)
@@ -241,7 +241,7 @@ def test_a_layer_used_in_several_places_stays_one_layer():
 def test_a_checkpoint_of_a_converted_model_loads_into_another():
     first, second = convert_batchnorm(network()), convert_batchnorm(network())
     for module in first.modules():
-        if isinstance(module, _DecorrelatedBatchNorm):
+        if isinstance(module, DecorrelatedBatchNorm):
             module.running_whitening.add_(0.1)
     second.load_state_dict(first.state_dict())
     for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True):

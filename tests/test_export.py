@@ -10,7 +10,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 from whitenorm import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, decorrelated_batch_norm
 from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import ChannelAffine, fold
-from whitenorm.modules import _DecorrelatedBatchNorm
+from whitenorm.modules import DecorrelatedBatchNorm
 
 # What the tools of others warn of when they are used as their documentation says.
 pytestmark = [
@@ -99,7 +99,7 @@ def case(request):
     if folded:
         model = fold(model)
         assert len(model.fold_report.folded) == FOLDED[name]
-        assert not any(isinstance(m, _DecorrelatedBatchNorm) for m in model.modules())
+        assert not any(isinstance(m, DecorrelatedBatchNorm) for m in model.modules())
         affine = sum(isinstance(m, ChannelAffine) for m in model.modules())
         assert affine == (2 if name == "pre-activation" else 0)
     return model, torch.randn(4, *shape), torch.randn(7, *shape)

@@ -17,7 +17,7 @@ from whitenorm import (
 )
 from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
-from whitenorm.modules import _DecorrelatedBatchNorm
+from whitenorm.modules import DecorrelatedBatchNorm
 
 
 def relative(a, b):
@@ -28,7 +28,7 @@ def trained(model, seed=0):
     """The model in inference mode, in float64, with statistics as of correlated channels."""
     torch.manual_seed(seed)
     for module in model.modules():
-        if isinstance(module, (nn.modules.batchnorm._BatchNorm, _DecorrelatedBatchNorm)):
+        if isinstance(module, (nn.modules.batchnorm._BatchNorm, DecorrelatedBatchNorm)):
             for tensor in (module.running_mean, module.weight, module.bias):
                 if tensor is not None:
                     nn.init.normal_(tensor)
@@ -75,7 +75,7 @@ def test_a_folded_network_computes_the_same(name, kind, way):
         ), report
         affine = sum(isinstance(m, ChannelAffine) for m in folded.modules())
         assert affine == (0 if kind == "batchnorm" else len(report.kept))
-        assert not any(isinstance(m, _DecorrelatedBatchNorm) for m in folded.modules())
+        assert not any(isinstance(m, DecorrelatedBatchNorm) for m in folded.modules())
 
         model, x = model.double().eval(), x.double()
         folded = fold(model, x if way == "example" else None)

@@ -5,6 +5,7 @@ from whitenorm.distributed import synchronize
 from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
 from whitenorm.functional import decorrelated_batch_norm
 from whitenorm.modules import (
+    DecorrelatedBatchNorm,
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
     DecorrelatedBatchNorm3d,
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ChannelAffine",
+    "DecorrelatedBatchNorm",
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNorm3d",

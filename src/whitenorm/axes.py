@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.passes import algebra_dtype
+from whitenorm.precision import algebra_dtype
 
 __all__ = ["AxisSwapping", "axis_swapping", "whitening_axis_swapping"]
 

@@ -15,12 +15,12 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from whitenorm.distributed import synchronize
 from whitenorm.modules import (
+    DecorrelatedBatchNorm,
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
     DecorrelatedBatchNorm3d,
-    _DecorrelatedBatchNorm,
 )
-from whitenorm.passes import algebra_dtype
+from whitenorm.precision import algebra_dtype
 
 __all__ = ["convert_batchnorm"]
 
@@ -88,7 +88,7 @@ def convert_batchnorm(
     _check_options(options)
     found = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     if not found:
-        already = sum(isinstance(m, _DecorrelatedBatchNorm) for m in model.modules())
+        already = sum(isinstance(m, DecorrelatedBatchNorm) for m in model.modules())
         raise ValueError(
             f"{type(model).__name__} has no BatchNorm layer to convert"
             + (f" ({already} of its layers are DBN already)" if already else "")
@@ -112,15 +112,9 @@ def convert_batchnorm(
     return new.get(cast(_BatchNorm, model), model)
 
 
-class _DecorrelatedBatchNormNd(_DecorrelatedBatchNorm):
-    """In place of SyncBatchNorm, which takes inputs of any number of dimensions."""
-
-    _ndims = (2, 3, 4, 5)
-
-
 def overrides_forward(module: nn.Module) -> bool:
     """Whether a subclass, or a patch on the object, computes something else than the layer."""
-    theirs = (_BatchNorm, nn.SyncBatchNorm, _DecorrelatedBatchNorm)
+    theirs = (_BatchNorm, nn.SyncBatchNorm, DecorrelatedBatchNorm)
     return "forward" in vars(module) or all(type(module).forward is not t.forward for t in theirs)
 
 
@@ -213,7 +207,7 @@ def _replacement(
 
 
 @torch.no_grad()
-def _converted(old: _BatchNorm, options: dict[str, Any]) -> _DecorrelatedBatchNorm:
+def _converted(old: _BatchNorm, options: dict[str, Any]) -> DecorrelatedBatchNorm:
     like = next((t for t in (old.running_var, old.weight) if t is not None), None)
     new = _class_for(old)(
         old.num_features,
@@ -238,7 +232,7 @@ def _converted(old: _BatchNorm, options: dict[str, Any]) -> _DecorrelatedBatchNo
     return new.train(old.training)
 
 
-def _class_for(old: _BatchNorm) -> type[_DecorrelatedBatchNorm]:
+def _class_for(old: _BatchNorm) -> type[DecorrelatedBatchNorm]:
     for batchnorm, decorrelated in (
         (nn.BatchNorm1d, DecorrelatedBatchNorm1d),
         (nn.BatchNorm2d, DecorrelatedBatchNorm2d),
@@ -246,7 +240,7 @@ def _class_for(old: _BatchNorm) -> type[_DecorrelatedBatchNorm]:
     ):
         if isinstance(old, batchnorm):
             return decorrelated
-    return _DecorrelatedBatchNormNd
+    return DecorrelatedBatchNorm
 
 
 def _set_diagonal(matrices: Tensor, diagonal: Tensor) -> None:

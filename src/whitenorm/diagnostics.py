@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from whitenorm.axes import AxisSwapping, axis_swapping, whitening_axis_swapping
 from whitenorm.isometry import jacobian_singular_values, undisturbed
-from whitenorm.passes import algebra_dtype
+from whitenorm.precision import algebra_dtype
 
 __all__ = [
     "MEASURES",

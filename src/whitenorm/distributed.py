@@ -39,9 +39,9 @@ def synchronize(model: _Model, process_group: ProcessGroup | None = None) -> _Mo
         >>> synchronize(nn.Sequential(nn.Linear(8, 8), DecorrelatedBatchNorm1d(8)))[1].synchronized
         Synchronized(process_group=None)
     """
-    from whitenorm.modules import _DecorrelatedBatchNorm  # which needs this module
+    from whitenorm.modules import DecorrelatedBatchNorm  # which needs this module
 
-    layers = [m for m in model.modules() if isinstance(m, _DecorrelatedBatchNorm)]
+    layers = [m for m in model.modules() if isinstance(m, DecorrelatedBatchNorm)]
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no DecorrelatedBatchNorm layer to synchronise; put some "

@@ -15,8 +15,8 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from whitenorm.convert import overrides_forward
-from whitenorm.modules import _DecorrelatedBatchNorm
-from whitenorm.passes import algebra_dtype
+from whitenorm.modules import DecorrelatedBatchNorm
+from whitenorm.precision import algebra_dtype
 from whitenorm.wiring import HOOKS, NORMS, Wiring, ancestors, recorded, traced
 
 __all__ = ["ChannelAffine", "FoldReport", "fold", "fold_weights"]
@@ -103,7 +103,7 @@ def fold(model: nn.Module, example_inputs: Any = None) -> nn.Module:
             if why is None:
                 report.folded[name] = wiring.sources[name]
                 new[norm] = _merge(modules[wiring.sources[name]], norm)
-            elif isinstance(norm, _DecorrelatedBatchNorm):
+            elif isinstance(norm, DecorrelatedBatchNorm):
                 new[norm] = _channel_affine(norm)
         if why is not None:
             report.kept[name] = why
@@ -318,7 +318,7 @@ def _merge(layer: nn.Module, norm: nn.Module) -> nn.Module:
     return (_MergedIntoLinear() if isinstance(layer, nn.Linear) else nn.Identity()).eval()
 
 
-def _channel_affine(norm: _DecorrelatedBatchNorm) -> ChannelAffine:
+def _channel_affine(norm: DecorrelatedBatchNorm) -> ChannelAffine:
     mean, matrix = _statistics(norm)
     P = _scaled(matrix, norm.weight, norm.num_features)
     bias = -_apply(P, mean.to(P.dtype))
@@ -387,7 +387,7 @@ def _mismatch(layer: nn.Module, norm: nn.Module, label: str) -> str | None:
 
 
 def _takes_rows(norm: nn.Module) -> bool:
-    if isinstance(norm, _DecorrelatedBatchNorm):
+    if isinstance(norm, DecorrelatedBatchNorm):
         return 2 in norm._ndims
     return not isinstance(norm, (nn.BatchNorm2d, nn.BatchNorm3d))
 

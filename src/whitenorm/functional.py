@@ -1,31 +1,31 @@
-r"""Batch whitening as a function: statistics -> whitening matrix -> apply, train and eval."""
+r"""Batch whitening as a function: what training and inference do, in the order of Algorithm 1."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from whitenorm.batch import Options, batch_statistics, whiten
-from whitenorm.distributed import ProcessGroup
-from whitenorm.passes import (
-    algebra_dtype,
-    blocks,
-    is_rows,
-    no_autocast,
-    part,
-    restored,
-    samples,
-    scaled,
-    surely_finite,
-    work_dtype,
+from whitenorm.arguments import check_options, check_tensors, check_training
+from whitenorm.distributed import ProcessGroup, add_up, combine
+from whitenorm.layout import (
+    Span,
+    grouped,
+    grouped_spans,
+    is_channels_last,
+    joined_matrices,
+    new_output,
+    of_channels,
+    spans_of,
+    ungrouped,
 )
-from whitenorm.whitening import WHITENINGS, whitening_matrix
+from whitenorm.passes import Term, apply, moments, shift_for, sums
+from whitenorm.precision import algebra_dtype, no_autocast, surely_finite, work_dtype
+from whitenorm.whitening import WHITENINGS, decompose, whitening_matrix
 
 __all__ = ["decorrelated_batch_norm"]
-
-RUNNING = ("whitening", "covariance")
 
 
 def decorrelated_batch_norm(
@@ -77,65 +77,282 @@ def decorrelated_batch_norm(
         True
     """
     check_options(eps, group_size, whitening, running, iterations)
-    _check_tensors(input, running_mean, running_matrix, weight, bias, group_size)
+    check_tensors(input, running_mean, running_matrix, weight, bias, group_size)
     if training:
-        _check_training(input, running_mean, momentum, num_batches_tracked, process_group)
+        check_training(input, running_mean, momentum, num_batches_tracked, process_group)
     elif running_mean is None or running_matrix is None:
         raise ValueError(
             "inference needs running_mean and running_matrix (one of them is None); "
             "give both, or pass training=True to use the statistics of the batch"
         )
-
+    method = _Method(eps, group_size, whitening, iterations, process_group)
     with no_autocast(input.device.type):
-        if training:
-            rows = is_rows(input)
-            options = Options(rows, eps, group_size, whitening, iterations, process_group)
-            statistics = batch_statistics(input, options)
-            if running_mean is not None and (input.numel() > 0 or process_group is not None):
-                means = [s.mean for s in statistics]
-                if running == "whitening":
-                    matrices = [s.W for s in statistics]
-                else:
-                    matrices = [s.moment / (s.samples - 1) for s in statistics]
-                _update(
-                    running_mean, running_matrix, momentum, num_batches_tracked, means, matrices
-                )
-            return whiten(input, weight, bias, options, statistics)
-        mean, matrix = cast(Tensor, running_mean), cast(Tensor, running_matrix)
-        outputs = []
-        for channels, groups, size in blocks(input.shape[1], group_size):
-            W = matrix[groups, :size, :size]
+        if not training:
+            mean, matrix = cast(Tensor, running_mean), cast(Tensor, running_matrix)
             if running == "covariance":
-                W = whitening_matrix(W.to(algebra_dtype(input)), eps, whitening, iterations)
-            P = scaled(W, weight, channels)
-            shift = None if bias is None else bias[channels]
-            outputs.append(_affine(input[:, channels], mean[channels], P, shift))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+                matrix = _inference_matrix(matrix, input.shape[1], method)
+            return _inference(input, mean, matrix, weight, bias, group_size)
+        y, mean, covariance, W, _, count = _BatchWhitening.apply(input, weight, bias, method)
+        if running_mean is not None and (input.numel() > 0 or process_group is not None):
+            matrix = W if running == "whitening" else covariance * (count / (count - 1))
+            _update(running_mean, running_matrix, momentum, num_batches_tracked, mean, matrix)
+        return cast(Tensor, y)
 
 
-def _affine(x: Tensor, mean: Tensor, P: Tensor, bias: Tensor | None) -> Tensor:
-    """P (x - mean) + bias in differentiable operations."""
-    work, size = work_dtype(x), P.shape[-1]
-    centred = x.to(work) - mean.to(work).view(-1, *[1] * (x.dim() - 2))
-    rows = is_rows(centred)
-    y = P.to(work) @ samples(centred, size, rows)
+class _Method(NamedTuple):
+    """Which whitening is done, of which groups, with the statistics of which replicas."""
+
+    eps: float
+    group_size: int
+    whitening: str
+    iterations: int
+    process_group: ProcessGroup | None
+
+    def matrix(self, covariance: Tensor) -> Tensor:
+        """The whitening matrices of covariances, differentiable."""
+        return whitening_matrix(covariance, self.eps, self.whitening, self.iterations)
+
+
+# --- inference ----------------------------------------------------------------------------------
+
+
+def _inference_matrix(covariance: Tensor, channels: int, method: _Method) -> Tensor:
+    """The whitening matrices of running covariances, where the last group may be smaller."""
+    covariance = covariance.to(algebra_dtype(covariance))
+    parts = [
+        method.matrix(covariance[span.groups, : span.size, : span.size])
+        for span in spans_of(channels, method.group_size)
+    ]
+    return joined_matrices(parts)
+
+
+def _inference(
+    x: Tensor,
+    mean: Tensor,
+    matrix: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    group_size: int,
+) -> Tensor:
+    """diag(weight) W (x - mean) + bias, in differentiable operations."""
+    work, outputs = work_dtype(x), []
+    for channels, groups, size in spans_of(x.shape[1], group_size):
+        part = x[:, channels].to(work)
+        centred = part - mean[channels].to(work).view(-1, *[1] * (x.dim() - 2))
+        rows = is_channels_last(centred)
+        P = _scaled(matrix[groups, :size, :size], weight, channels).to(work)
+        y = P @ grouped(centred, size, rows)
+        if bias is not None:
+            y = y + bias[channels].to(work).view(-1, size, 1)
+        outputs.append(ungrouped(y, centred, rows).to(x.dtype))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
+    """diag(weight) matrix, for the weights of these channels."""
+    if weight is None:
+        return matrix
+    return of_channels(weight, channels).to(matrix.dtype).view(*matrix.shape[:-1], 1) * matrix
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+class _BatchWhitening(Function):
+    """y = P (x - mu) + bias, P = diag(weight) W, where mu and W are functions of the same x.
+
+    Gives y and, as constants, the batch's mean (C,), biased covariance and W (both [G, k, k]),
+    what the derivative of W needs (see :class:`whitenorm.whitening.Whitening`), and the number of
+    samples a channel.
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, method: _Method
+    ) -> tuple[Tensor, ...]:
+        rows, work, algebra = is_channels_last(x), work_dtype(x), algebra_dtype(x)
+        spans = spans_of(x.shape[1], method.group_size)
+        views = grouped_spans(x, spans, rows)
+
+        # The mean and the covariance of each group, of all replicas' samples.
+        own = x.numel() / x.shape[1]
+        statistics = [moments(view, algebra) for view in views]
+        means, central = [mean for mean, _ in statistics], [outer for _, outer in statistics]
+        if method.process_group is None:
+            count = means[0].new_full((), max(own, 1))
+        else:
+            count, means, central = combine(own, means, central, method.process_group)
+        covariances = [outer / count for outer in central]
+
+        # The whitening matrix, and what its derivative will need.
+        matrices, factors = [], []
+        for covariance in covariances:
+            S = covariance.clone()
+            S.diagonal(dim1=-2, dim2=-1).add_(method.eps)
+            W, factor = decompose(S, method.eps, method.whitening, method.iterations)
+            matrices.append(W.to(work, copy=True))
+            rounded = WHITENINGS[method.whitening].needs_factor_only
+            factors.append(factor.to(work) if rounded else factor)
+
+        # The output.
+        y = new_output(x, rows)
+        for i, (view, out) in enumerate(zip(views, grouped_spans(y, spans, rows), strict=True)):
+            shift = shift_for(means[i], covariances[i], x)
+            offset = (means[i] if shift is None else means[i] - shift).to(work)
+            P = _scaled(matrices[i], weight, spans[i].channels)
+            constant = torch.bmm(P, -offset)
+            if bias is not None:
+                constant += of_channels(bias, spans[i].channels).view_as(constant)
+            apply(out, constant, Term(P, view, shift))
+        mean = torch.cat([mean.flatten() for mean in means])
+        parts = (covariances, matrices, factors)
+        return (y, mean, *(joined_matrices(part) for part in parts), count)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, bias, ctx.method = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, bias, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return None, None, None, None
+        x, weight, bias, *statistics = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        with no_autocast(g.device.type):
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                grads = _differentiable_backward(g, x, weight, bias, wanted, ctx.method)
+            else:
+                grads = _backward(g, x, weight, bias, wanted, ctx.method, *statistics)
+        return (*grads, None)
+
+
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    wanted: tuple[bool, bool, bool],
+    method: _Method,
+    mean: Tensor,
+    covariance: Tensor,
+    W: Tensor,
+    factor: Tensor,
+    count: Tensor,
+) -> _Gradients:
+    """Gradients of input, weight and bias from s = sum g_i and A = sum g_i (x_i - mu)^T.
+
+    dx_i = P^T g_i + (2/m) dS (x_i - mu) - P^T s / m
+    """
+    rows, work = is_channels_last(x), work_dtype(x)
+    spans = spans_of(x.shape[1], method.group_size)
+    views, gradients = grouped_spans(x, spans, rows), grouped_spans(g, spans, rows)
+    shifts, offsets, totals, outers = [], [], [], []
+    for span, view, gradient in zip(spans, views, gradients, strict=True):
+        mu = of_channels(mean, span.channels).view(-1, span.size, 1)
+        shift = shift_for(mu, _of_groups(covariance, span), x)
+        offset = (mu if shift is None else mu - shift).to(work)
+        s, A = sums(view, shift, work, gradient)
+        shifts.append(shift)
+        offsets.append(offset)
+        totals.append(s)
+        outers.append(torch.baddbmm(A, s, offset.mT, alpha=-1))
+    dweight = dbias = None
+    if weight is not None:
+        pairs = zip(spans, outers, strict=True)
+        products = [(A * _of_groups(W, span)).sum(-1).flatten() for span, A in pairs]
+        dweight = torch.cat(products).to(weight.dtype)
     if bias is not None:
-        y = y + bias.to(work).view(-1, size, 1)
-    return restored(y, centred, rows).to(x.dtype)
+        dbias = torch.cat([s.flatten() for s in totals]).to(bias.dtype)
+    if not wanted[0]:
+        return None, dweight, dbias
+
+    if method.process_group is not None:
+        sums_of_all = add_up(totals + outers, method.process_group)
+        totals, outers = sums_of_all[: len(spans)], sums_of_all[len(spans) :]
+    dx = new_output(x, rows)
+    for i, (span, out) in enumerate(zip(spans, grouped_spans(dx, spans, rows), strict=True)):
+        P = _scaled(_of_groups(W, span), weight, span.channels).mT
+        dW = _scaled(outers[i], weight, span.channels)
+        dS = _covariance_gradient(
+            dW, _of_groups(covariance, span), _of_groups(factor, span), method
+        )
+        Q = (dS * (2 / count)).to(work)
+        constant = torch.bmm(P, (totals[i] / -count).to(work))
+        constant = torch.baddbmm(constant, Q, offsets[i], alpha=-1)
+        apply(out, constant, Term(P, gradients[i]), Term(Q, views[i], shifts[i]))
+    return dx, dweight, dbias
 
 
+def _covariance_gradient(
+    dW: Tensor, covariance: Tensor, factor: Tensor, method: _Method
+) -> Tensor:
+    """The gradient of S from that of W."""
+    row, dW = WHITENINGS[method.whitening], dW.to(factor.dtype)
+    S = covariance
+    if not row.needs_factor_only:
+        S = covariance.clone()
+        S.diagonal(dim1=-2, dim2=-1).add_(method.eps)
+    return row.vjp(S, factor, factor, dW, method.iterations)
+
+
+def _of_groups(matrices: Tensor, span: Span) -> Tensor:
+    """The matrices of a span's groups, without what stands beside those of a remainder."""
+    part = of_channels(matrices, span.groups)
+    return part if part.shape[-1] == span.size else part[:, : span.size, : span.size]
+
+
+def _differentiable_backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    wanted: tuple[bool, bool, bool],
+    method: _Method,
+) -> _Gradients:
+    """The same gradients as differentiable functions of g and the inputs, for double backward."""
+    if method.process_group is not None:
+        raise RuntimeError(
+            "gradients of gradients don't pass through statistics of several replicas; "
+            "use a layer that isn't synchronised where create_graph=True is needed"
+        )
+    rows, outputs = is_channels_last(x), []
+    for channels, _, size in spans_of(x.shape[1], method.group_size):
+        part = x[:, channels]
+        view = grouped(part, size, rows).to(work_dtype(x))
+        centred = view - view.mean((0, -1), keepdim=True)
+        outer = (centred @ centred.mT).sum(0, dtype=algebra_dtype(x))
+        W = method.matrix(outer / (view.shape[0] * view.shape[-1]))
+        y = _scaled(W, weight, channels).to(view.dtype) @ centred
+        if bias is not None:
+            y = y + bias[channels].view(-1, size, 1)
+        outputs.append(ungrouped(y, part, rows))
+    inputs = [t for t, want in zip((x, weight, bias), wanted, strict=True) if want]
+    y = torch.cat(outputs, 1).to(g.dtype)
+    grads = iter(torch.autograd.grad(y, cast(list[Tensor], inputs), g, create_graph=True))
+    dx, dweight, dbias = (next(grads) if want else None for want in wanted)
+    return dx, dweight, dbias
+
+
+# --- the running statistics ---------------------------------------------------------------------
+
+
+@torch.no_grad()
 def _update(
     running_mean: Tensor,
     running_matrix: Tensor | None,
     momentum: float | None,
     num_batches_tracked: Tensor | None,
-    means: list[Tensor],
-    matrices: list[Tensor],
+    mean: Tensor,
+    matrix: Tensor,
 ) -> None:
     """Moves the running statistics towards the batch's, unless the batch isn't finite."""
-    finite = None  # is known to be true
-    if not all(surely_finite(matrix) for matrix in matrices):
-        finite = torch.stack([matrix.isfinite().all() for matrix in matrices]).all()
+    finite = None if surely_finite(matrix) else matrix.isfinite().all()
     factor: float | Tensor
     if momentum is None:
         factor = 1 / (cast(Tensor, num_batches_tracked) + 1).to(running_mean.dtype)
@@ -143,80 +360,9 @@ def _update(
         factor = momentum
     if num_batches_tracked is not None:
         num_batches_tracked += 1 if finite is None else finite
-
-    def move(running: Tensor, value: Tensor) -> None:
-        value = value.to(running.dtype)
-        running.lerp_(value if finite is None else torch.where(finite, value, running), factor)
-
-    parts = blocks(running_mean.shape[0], matrices[0].shape[-1])
-    for mean, matrix, (channels, groups, size) in zip(means, matrices, parts, strict=True):
-        move(part(running_mean, channels), mean)
-        if running_matrix is not None:
-            running = part(running_matrix, groups)
-            move(running if running.shape[-1] == size else running[:, :size, :size], matrix)
-
-
-# --- errors -------------------------------------------------------------------------------------
-
-
-def check_options(
-    eps: float, group_size: int, whitening: str, running: str, iterations: int
-) -> None:
-    """Raises a ValueError that says which option is wrong, and what it may be."""
-    for name, number in (("group_size", group_size), ("iterations", iterations)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"{name} must be a positive integer, got {number!r}")
-    for name, choice, known in (
-        ("whitening", whitening, tuple(WHITENINGS)),
-        ("running", running, RUNNING),
-    ):
-        if choice not in known:
-            raise ValueError(
-                f"{name} must be one of {', '.join(map(repr, known))}, got {choice!r}"
-            )
-    if not eps >= 0:
-        raise ValueError(f"eps must not be negative, got {eps!r}")
-
-
-def _check_tensors(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_matrix: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    group_size: int,
-) -> None:
-    if input.dim() < 2:
-        raise ValueError(f"expected input of shape (N, C, ...), got shape {tuple(input.shape)}")
-    if not input.is_floating_point():
-        raise ValueError(f"expected a floating-point input, got {input.dtype}")
-    channels = input.shape[1]
-    size = min(group_size, channels)
-    matrices = (-(-channels // size), size, size)
-    for name, tensor, expected in (
-        ("running_mean", running_mean, (channels,)),
-        ("weight", weight, (channels,)),
-        ("bias", bias, (channels,)),
-        ("running_matrix", running_matrix, matrices),
-    ):
-        if tensor is not None and tensor.shape != expected:
-            raise ValueError(
-                f"{name} must have shape {expected} for an input with {channels} channels "
-                f"and group_size={group_size}, got {tuple(tensor.shape)}"
-            )
-
-
-def _check_training(
-    input: Tensor,
-    running_mean: Tensor | None,
-    momentum: float | None,
-    num_batches_tracked: Tensor | None,
-    process_group: ProcessGroup | None,
-) -> None:
-    if input.numel() == input.shape[1] and process_group is None:
-        raise ValueError(
-            "Expected more than 1 value per channel when training, "
-            f"got input size {tuple(input.shape)}; use a larger batch or call eval()"
-        )
-    if momentum is None and running_mean is not None and num_batches_tracked is None:
-        raise ValueError("momentum=None averages over all batches: give num_batches_tracked too")
+    for running, value in ((running_mean, mean), (running_matrix, matrix)):
+        if running is not None:
+            value = value.to(running.dtype)
+            if finite is not None:
+                value = torch.where(finite, value, running)
+            running.lerp_(value, factor)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from whitenorm.functional import decorrelated_batch_norm
-from whitenorm.modules import _DecorrelatedBatchNorm
-from whitenorm.passes import algebra_dtype
+from whitenorm.modules import DecorrelatedBatchNorm
+from whitenorm.precision import algebra_dtype
 
 __all__ = ["jacobian_singular_values", "undisturbed"]
 
@@ -39,7 +39,7 @@ def jacobian_singular_values(model: nn.Module, input: Tensor) -> Tensor:
         handles = [
             module.register_forward_hook(_held_statistics)
             for module in model.modules()
-            if isinstance(module, _BatchNorm | _DecorrelatedBatchNorm)
+            if isinstance(module, _BatchNorm | DecorrelatedBatchNorm)
         ]
         try:
             y = model(x).flatten(1)

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whitenorm import functional as F
+from whitenorm.arguments import check_options
 from whitenorm.distributed import Synchronized
-from whitenorm.passes import algebra_dtype
+from whitenorm.functional import decorrelated_batch_norm
+from whitenorm.precision import algebra_dtype
 from whitenorm.whitening import whitening_matrix
 
 __all__ = [
+    "DecorrelatedBatchNorm",
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNorm3d",
@@ -21,13 +23,22 @@ __all__ = [
 ]
 
 
-class _DecorrelatedBatchNorm(nn.Module):
-    """State and mode; :func:`whitenorm.functional.decorrelated_batch_norm` does the rest."""
+class DecorrelatedBatchNorm(nn.Module):
+    r"""Whitens groups of channels of a 2D to 5D input: the base class of the other three.
+
+    It holds state and mode; :func:`whitenorm.decorrelated_batch_norm` does the rest. By itself it
+    takes the place of :class:`torch.nn.SyncBatchNorm`, which doesn't mind the number of
+    dimensions either. See :class:`DecorrelatedBatchNorm2d`, which this is but for the shape.
+
+    Shape:
+        - Input: (N, C) to (N, C, D, H, W)
+        - Output: as the input
+    """
 
     num_batches_tracked: Tensor | None
     running_mean: Tensor | None
     inference_whitening: Tensor
-    _ndims: tuple[int, ...]
+    _ndims: tuple[int, ...] = (2, 3, 4, 5)
 
     def __init__(
         self,
@@ -45,7 +56,7 @@ class _DecorrelatedBatchNorm(nn.Module):
         iterations: int = 5,
     ) -> None:
         super().__init__()
-        F.check_options(eps, group_size, whitening, running, iterations)
+        check_options(eps, group_size, whitening, running, iterations)
         if not isinstance(num_features, int) or num_features < 1:
             raise ValueError(f"num_features must be a positive integer, got {num_features!r}")
         self.num_features = num_features
@@ -102,7 +113,7 @@ class _DecorrelatedBatchNorm(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def train(self, mode: bool = True) -> _DecorrelatedBatchNorm:
+    def train(self, mode: bool = True) -> DecorrelatedBatchNorm:
         super().train(mode)
         if not mode:
             self._refresh()
@@ -120,7 +131,7 @@ class _DecorrelatedBatchNorm(nn.Module):
             if self._stale:
                 self._refresh()
             matrix, running = self.inference_whitening, "whitening"
-        return F.decorrelated_batch_norm(
+        return decorrelated_batch_norm(
             input,
             mean,
             matrix,
@@ -163,7 +174,7 @@ class _DecorrelatedBatchNorm(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
         self._changed()
 
-    def _apply(self, *args: Any, **kwargs: Any) -> _DecorrelatedBatchNorm:
+    def _apply(self, *args: Any, **kwargs: Any) -> DecorrelatedBatchNorm:
         super()._apply(*args, **kwargs)
         self._changed()
         return self
@@ -206,7 +217,7 @@ class _DecorrelatedBatchNorm(nn.Module):
         return text + (", synchronized" if self.synchronized is not None else "")
 
 
-class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
+class DecorrelatedBatchNorm1d(DecorrelatedBatchNorm):
     r"""Whitens groups of features of a 2D or 3D input, in place of :class:`torch.nn.BatchNorm1d`.
 
     See :class:`DecorrelatedBatchNorm2d`, which this is but for the shape.
@@ -224,7 +235,7 @@ class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
     _ndims = (2, 3)
 
 
-class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
+class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
     r"""Whitens groups of channels of a 4D input, in place of :class:`torch.nn.BatchNorm2d`.
 
     *Decorrelated Batch Normalization*, Huang et al., CVPR 2018. Each group of ``group_size``
@@ -281,7 +292,7 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     _ndims = (4,)
 
 
-class DecorrelatedBatchNorm3d(_DecorrelatedBatchNorm):
+class DecorrelatedBatchNorm3d(DecorrelatedBatchNorm):
     r"""Whitens groups of channels of a 5D input, in place of :class:`torch.nn.BatchNorm3d`.
 
     See :class:`DecorrelatedBatchNorm2d`, which this is but for the shape.

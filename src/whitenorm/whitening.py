@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whitenorm.passes import surely_finite
+from whitenorm.precision import surely_finite
 
-__all__ = ["WHITENINGS", "Whitening", "whitening_matrix"]
+__all__ = ["WHITENINGS", "Whitening", "decompose", "whitening_matrix"]
 
 
 def whitening_matrix(
@@ -63,47 +63,49 @@ class Whitening(NamedTuple):
     """One whitening method: the map from S to W, [n, k, k], and its vector-Jacobian product.
 
     Args:
-        matrix: ``matrix(S, eps, iterations) -> (W, *cache)``, where no eigenvalue of ``S`` is
-            below ``eps`` but for rounding.
-        vjp: ``vjp(S, W, cache, dW, iterations) -> dS``, in differentiable operations on ``S``,
-            ``W`` and ``dW`` so that it can be differentiated again.
-        benign: Whether ``vjp`` takes its values from the cache alone, and the cache may be rounded
-            as the samples are without costing more digits than that.
+        matrix: ``matrix(S, eps, iterations) -> (W, F)``, where no eigenvalue of ``S`` is below
+            ``eps`` but for rounding, and ``F`` [n, k, k] is what ``vjp`` needs besides.
+        vjp: ``vjp(S, W, F, dW, iterations) -> dS``, in differentiable operations on ``S``, ``W``
+            and ``dW`` so that it can be differentiated again.
+        needs_factor_only: Whether ``vjp``, where it isn't differentiated again, takes all of its
+            values from ``F``, and ``F`` may be rounded to the dtype of the samples without
+            costing more digits than that. Else ``F`` is ``W``.
     """
 
-    matrix: Callable[[Tensor, float, int], tuple[Tensor, ...]]
-    vjp: Callable[[Tensor, Tensor, tuple[Tensor, ...], Tensor, int], Tensor]
-    benign: bool = False
+    matrix: Callable[[Tensor, float, int], tuple[Tensor, Tensor]]
+    vjp: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    needs_factor_only: bool = False
 
 
-def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, ...]:
-    """``(W, *cache)`` of a method, with W = NaN (and no word from LAPACK) where S isn't finite."""
+def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, Tensor]:
+    """``(W, F)`` of a method; W is NaN where S isn't finite, which LAPACK would refuse."""
     matrix = WHITENINGS[whitening].matrix
     if surely_finite(S):
         return matrix(S, eps, iterations)
     finite = S.sum((-2, -1), keepdim=True).isfinite()
-    W, *cache = matrix(torch.where(finite, S, 0.0), eps, iterations)
-    return torch.where(finite, W, torch.nan), *cache
+    W, F = matrix(torch.where(finite, S, 0.0), eps, iterations)
+    return torch.where(finite, W, torch.nan), F
 
 
 class _WhiteningMatrix(Function):
-    """The differentiable face of a row of ``WHITENINGS``: S -> (W, *cache)."""
+    """The differentiable face of a row of ``WHITENINGS``: S -> (W, F)."""
 
     @staticmethod
-    def forward(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, ...]:
-        return decompose(S, eps, whitening, iterations)
+    def forward(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, Tensor]:
+        W, F = decompose(S, eps, whitening, iterations)
+        return W, F.clone() if F is W else F  # autograd wants no tensor twice
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         S, _, ctx.whitening, ctx.iterations = inputs
-        ctx.mark_non_differentiable(*output[1:])
+        ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(S, *output)
 
     @staticmethod
-    def backward(ctx: Any, dW: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        S, W, *cache = ctx.saved_tensors
+    def backward(ctx: Any, dW: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        S, W, F = ctx.saved_tensors
         vjp = WHITENINGS[ctx.whitening].vjp
-        return vjp(S, W, tuple(cache), dW, ctx.iterations), None, None, None
+        return vjp(S, W, F, dW, ctx.iterations), None, None, None
 
 
 def _symmetric(a: Tensor) -> Tensor:
@@ -113,19 +115,17 @@ def _symmetric(a: Tensor) -> Tensor:
 # --- zca: W = S^(-1/2) ------------------------------------------------------------------------
 
 
-def _zca(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
+def _zca(S: Tensor, eps: float, _: int) -> tuple[Tensor, Tensor]:
     eigenvalues, D = torch.linalg.eigh(S)
     inverse_root = eigenvalues.clamp(min=eps).rsqrt()  # the clamp removes rounding, nothing else
     WD = D * inverse_root.unsqueeze(-2)
-    return torch.bmm(WD, D.mT), inverse_root, WD
+    return torch.bmm(WD, D.mT), WD
 
 
-def _zca_vjp(
-    S: Tensor, W: Tensor, cache: tuple[Tensor, ...], dW: Tensor, iterations: int
-) -> Tensor:
+def _zca_vjp(S: Tensor, W: Tensor, WD: Tensor, dW: Tensor, _: int) -> Tensor:
     # From W R = I and R^2 = S: dS = -W X W, where R X + X R = sym(dW). In the eigenbasis this
     # divides by sqrt(l_i) + sqrt(l_j), never by the paper's l_i - l_j.
-    inverse_root, WD = cache
+    inverse_root = torch.linalg.vector_norm(WD, dim=-2)  # the columns of D have length 1
     if torch.is_grad_enabled():
         root = inverse_root.reciprocal()
         D = WD * root.unsqueeze(-2)
@@ -161,46 +161,44 @@ class _Lyapunov(Function):
 # --- pca: W = diag(l)^(-1/2) D^T --------------------------------------------------------------
 
 
-def _pca(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
+def _pca(S: Tensor, eps: float, _: int) -> tuple[Tensor, Tensor]:
     eigenvalues, D = torch.linalg.eigh(S)
     eigenvalues, D = eigenvalues.flip(-1).clamp(min=eps), D.flip(-1)
     D = torch.where(D[..., :1, :] < 0, -D, D)
-    return ((D / eigenvalues.sqrt().unsqueeze(-2)).mT,)
+    W = (D / eigenvalues.sqrt().unsqueeze(-2)).mT
+    return W, W
 
 
-def _pca_vjp(
-    S: Tensor, W: Tensor, cache: tuple[Tensor, ...], dW: Tensor, iterations: int
-) -> Tensor:
+def _pca_vjp(S: Tensor, W: Tensor, F: Tensor, dW: Tensor, iterations: int) -> Tensor:
     # Algorithm 2's formula. Its 1 / (l_i - l_j) does not cancel here: where eigenvalues are equal
     # the derivative does not exist, and what comes out is inf or NaN.
     scale = torch.linalg.vector_norm(W, dim=-1, keepdim=True)  # l^(-1/2); its rows are scale * D^T
     Dt, eigenvalues = W / scale, scale**-2
     gap = eigenvalues.mT - eigenvalues  # gap_ij = l_j - l_i
     diagonal = torch.eye(W.shape[-1], dtype=torch.bool, device=W.device)
-    F = Dt @ dW.mT  # F_ij = d_i . dW_j
-    off = torch.where(diagonal, 0, F * scale.mT / torch.where(diagonal, 1, gap))
-    on = torch.where(diagonal, F * scale**3 / -2, 0)
+    B = Dt @ dW.mT  # B_ij = d_i . dW_j
+    off = torch.where(diagonal, 0, B * scale.mT / torch.where(diagonal, 1, gap))
+    on = torch.where(diagonal, B * scale**3 / -2, 0)
     return _symmetric(Dt.mT @ (off + on) @ Dt)
 
 
 # --- cholesky: W = L^-1 -----------------------------------------------------------------------
 
 
-def _cholesky(S: Tensor, eps: float, _: int) -> tuple[Tensor, ...]:
+def _cholesky(S: Tensor, eps: float, _: int) -> tuple[Tensor, Tensor]:
     # A relative nudge of the diagonal, far below rounding of the data, keeps the factorisation
     # from breaking down on matrices that are singular to working precision.
     k = S.shape[-1]
     S = S + torch.diag_embed(4 * k * torch.finfo(S.dtype).eps * S.diagonal(dim1=-2, dim2=-1))
     L = torch.linalg.cholesky_ex(S).L
     identity = torch.eye(k, dtype=S.dtype, device=S.device).expand_as(S)
-    return (torch.linalg.solve_triangular(L, identity, upper=False),)
+    W = torch.linalg.solve_triangular(L, identity, upper=False)
+    return W, W
 
 
-def _cholesky_vjp(
-    S: Tensor, W: Tensor, cache: tuple[Tensor, ...], dW: Tensor, iterations: int
-) -> Tensor:
-    F = (dW @ W.mT).tril()
-    return _symmetric(-W.mT @ (F - torch.diag_embed(F.diagonal(dim1=-2, dim2=-1) / 2)) @ W)
+def _cholesky_vjp(S: Tensor, W: Tensor, F: Tensor, dW: Tensor, iterations: int) -> Tensor:
+    B = (dW @ W.mT).tril()
+    return _symmetric(-W.mT @ (B - torch.diag_embed(B.diagonal(dim1=-2, dim2=-1) / 2)) @ W)
 
 
 # --- newton: a polynomial of S that tends to S^(-1/2) -------------------------------------------
@@ -218,14 +216,13 @@ def _newton_steps(S: Tensor, iterations: int) -> tuple[Tensor, list[list[Tensor]
     return trace, steps, Z
 
 
-def _newton(S: Tensor, eps: float, iterations: int) -> tuple[Tensor, ...]:
+def _newton(S: Tensor, eps: float, iterations: int) -> tuple[Tensor, Tensor]:
     trace, _, Z = _newton_steps(S, iterations)
-    return (Z / trace.sqrt(),)
+    W = Z / trace.sqrt()
+    return W, W
 
 
-def _newton_vjp(
-    S: Tensor, W: Tensor, cache: tuple[Tensor, ...], dW: Tensor, iterations: int
-) -> Tensor:
+def _newton_vjp(S: Tensor, W: Tensor, F: Tensor, dW: Tensor, iterations: int) -> Tensor:
     trace, steps, _ = _newton_steps(S, iterations)
     dZ, dY = dW / trace.sqrt(), torch.zeros_like(S)
     for Y, Z, T in reversed(steps):
@@ -238,7 +235,7 @@ def _newton_vjp(
 
 
 WHITENINGS = {
-    "zca": Whitening(_zca, _zca_vjp, benign=True),
+    "zca": Whitening(_zca, _zca_vjp, needs_factor_only=True),
     "pca": Whitening(_pca, _pca_vjp),
     "cholesky": Whitening(_cholesky, _cholesky_vjp),
     "newton": Whitening(_newton, _newton_vjp),

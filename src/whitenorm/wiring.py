@@ -18,11 +18,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whitenorm.modules import _DecorrelatedBatchNorm
+from whitenorm.modules import DecorrelatedBatchNorm
 
 __all__ = ["HOOKS", "LAYERS", "NORMS", "Wiring", "ancestors", "recorded", "traced"]
 
-NORMS = (_BatchNorm, _DecorrelatedBatchNorm)
+NORMS = (_BatchNorm, DecorrelatedBatchNorm)
 LAYERS = (nn.Linear, _ConvNd)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -1,0 +1,78 @@
+r"""What a layer and its function may be given, and the errors where it isn't that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from whitenorm.whitening import WHITENINGS
+
+__all__ = ["RUNNING", "check_options", "check_tensors", "check_training"]
+
+RUNNING = ("whitening", "covariance")
+
+
+def check_options(
+    eps: float, group_size: int, whitening: str, running: str, iterations: int
+) -> None:
+    """Raises a ValueError that says which option is wrong, and what it may be."""
+    for name, number in (("group_size", group_size), ("iterations", iterations)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"{name} must be a positive integer, got {number!r}")
+    for name, choice, known in (
+        ("whitening", whitening, tuple(WHITENINGS)),
+        ("running", running, RUNNING),
+    ):
+        if choice not in known:
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, known))}, got {choice!r}"
+            )
+    if not eps >= 0:
+        raise ValueError(f"eps must not be negative, got {eps!r}")
+
+
+def check_tensors(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_matrix: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    group_size: int,
+) -> None:
+    """Raises a ValueError that says which tensor is wrong, and which shape it must have."""
+    if input.dim() < 2:
+        raise ValueError(f"expected input of shape (N, C, ...), got shape {tuple(input.shape)}")
+    if not input.is_floating_point():
+        raise ValueError(f"expected a floating-point input, got {input.dtype}")
+    channels = input.shape[1]
+    size = min(group_size, channels)
+    matrices = (-(-channels // size), size, size)
+    for name, tensor, expected in (
+        ("running_mean", running_mean, (channels,)),
+        ("weight", weight, (channels,)),
+        ("bias", bias, (channels,)),
+        ("running_matrix", running_matrix, matrices),
+    ):
+        if tensor is not None and tensor.shape != expected:
+            raise ValueError(
+                f"{name} must have shape {expected} for an input with {channels} channels "
+                f"and group_size={group_size}, got {tuple(tensor.shape)}"
+            )
+
+
+def check_training(
+    input: Tensor,
+    running_mean: Tensor | None,
+    momentum: float | None,
+    num_batches_tracked: Tensor | None,
+    process_group: Any,
+) -> None:
+    """Raises a ValueError that says why the batch can't be trained on."""
+    if input.numel() == input.shape[1] and process_group is None:
+        raise ValueError(
+            "Expected more than 1 value per channel when training, "
+            f"got input size {tuple(input.shape)}; use a larger batch or call eval()"
+        )
+    if momentum is None and running_mean is not None and num_batches_tracked is None:
+        raise ValueError("momentum=None averages over all batches: give num_batches_tracked too")
