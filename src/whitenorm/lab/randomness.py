@@ -1,7 +1,7 @@
 r"""Random streams, each a function of the run's seed, its purpose and the position.
 
-Nothing is drawn from a shared stream, so order and augmentation of the thousandth batch don't
-depend on what came before, and a resumed run needs no generator's state for them.
+Each draw has its own stream, so the order and augmentation of the thousandth batch don't depend on
+the batches before it, and a resumed run needs no saved state for them.
 """
 
 from __future__ import annotations
