@@ -90,33 +90,24 @@ def lower(
 
     In every panel that has both, or in the named ones.
     """
-    pairs = tuple(pairs)
 
-    def judge(results: Results) -> Verdict:
-        found = []
-        for panel, winner, loser in _present(results, pairs, panels):
-            a, b = measure.of(results, winner), measure.of(results, loser)
-            text = _text(panel, winner, a, loser, b, measure.name)
-            found.append(Comparison(text, compare(a, b)))
-        return _verdict(found)
+    def comparison(results: Results, panel: Panel, winner: Curve, loser: Curve) -> Comparison:
+        a, b = measure.of(results, winner), measure.of(results, loser)
+        return Comparison(_text(panel, winner, a, loser, b, measure.name), compare(a, b))
 
-    return judge
+    return _each_pair(comparison, pairs, panels)
 
 
 def no_higher(measure: Measure, pairs: Iterable[tuple[str, str]]) -> Judge:
     """Whether, of each pair (one, other), the one's measure isn't clearly above the other's."""
-    pairs = tuple(pairs)
 
-    def judge(results: Results) -> Verdict:
-        found = []
-        for panel, one, other in _present(results, pairs, None):
-            a, b = measure.of(results, one), measure.of(results, other)
-            above = compare(b, a)
-            holds = None if above is None else not above
-            found.append(Comparison(_text(panel, one, a, other, b, measure.name), holds))
-        return _verdict(found)
+    def comparison(results: Results, panel: Panel, one: Curve, other: Curve) -> Comparison:
+        a, b = measure.of(results, one), measure.of(results, other)
+        above = compare(b, a)
+        holds = None if above is None else not above
+        return Comparison(_text(panel, one, a, other, b, measure.name), holds)
 
-    return judge
+    return _each_pair(comparison, pairs)
 
 
 def faster(
@@ -125,25 +116,33 @@ def faster(
     """Whether, of each pair, the winner clearly needs less of the clock for the same loss.
 
     The loss to reach is the highest last training loss of all runs of both curves, so that every
-    run gets there.
+    run gets there. If a run diverged, the last losses are compared instead.
     """
-    pairs = tuple(pairs)
 
-    def judge(results: Results) -> Verdict:
-        found = []
-        for panel, winner, loser in _present(results, pairs, panels):
-            ends = [results.final(curve, "train_loss") for curve in (winner, loser)]
-            if any(end.diverged for end in ends):
-                text = _text(panel, winner, ends[0], loser, ends[1], "training loss")
-                found.append(Comparison(text, compare(*ends)))
-                continue
-            goal = max((value for end in ends for value in end.values), default=math.nan)
+    def comparison(results: Results, panel: Panel, winner: Curve, loser: Curve) -> Comparison:
+        a, b = (results.final(curve, "train_loss") for curve in (winner, loser))
+        what = "training loss"
+        if not a.diverged and not b.diverged:
+            goal = max((*a.values, *b.values), default=math.nan)
             a, b = (results.reaching(curve, goal, clock) for curve in (winner, loser))
-            text = _text(panel, winner, a, loser, b, f"{_CLOCKS[clock]} to loss {goal:.3g}")
-            found.append(Comparison(text, compare(a, b)))
-        return _verdict(found)
+            what = f"{_CLOCKS[clock]} to loss {goal:.3g}"
+        return Comparison(_text(panel, winner, a, loser, b, what), compare(a, b))
 
-    return judge
+    return _each_pair(comparison, pairs, panels)
+
+
+def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) -> Judge:
+    """Whether one curve's last value over another's lies within bounds, on average."""
+
+    def comparison(results: Results, panel: Panel, top: Curve, bottom: Curve) -> Comparison | None:
+        a, b = results.final(top, metric), results.final(bottom, metric)
+        if not a.values or not b.values:
+            return None
+        ratio = Summary(a.values).mean / Summary(b.values).mean  # of the runs that finished
+        text = f"{panel.name}: {top.label} / {bottom.label} = {ratio:.3g} ({_words(metric)})"
+        return Comparison(text, low <= ratio <= high)
+
+    return _each_pair(comparison, [over])
 
 
 def at_least(measure: Measure, panel: str, label: str, value: float) -> Judge:
@@ -151,31 +150,12 @@ def at_least(measure: Measure, panel: str, label: str, value: float) -> Judge:
 
     def judge(results: Results) -> Verdict:
         found = []
-        for name, curve in ((p.name, c) for p, c in results.scale.curves()):
-            if name == panel and curve.label == label:
+        for owner, curve in results.scale.curves():
+            if (owner.name, curve.label) == (panel, label):
                 summary = measure.of(results, curve)
-                text = (
-                    f"{panel}: {label} {_number(summary)}, at least {value:g} expected "
-                    f"({measure.name})"
-                )
+                expected = f"at least {value:g} expected ({measure.name})"
+                text = f"{panel}: {label} {_number(summary)}, {expected}"
                 found.append(Comparison(text, summary.mean >= value if summary.n else None))
-        return _verdict(found)
-
-    return judge
-
-
-def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) -> Judge:
-    """Whether one curve's last value over another's lies within bounds, on average."""
-
-    def judge(results: Results) -> Verdict:
-        found = []
-        for panel, top, bottom in _present(results, [over], None):
-            a, b = results.final(top, metric), results.final(bottom, metric)
-            if a.values and b.values:
-                ratio = Summary(a.values).mean / Summary(b.values).mean
-                names = f"{top.label} / {bottom.label}"
-                text = f"{panel.name}: {names} = {ratio:.3g} ({_words(metric)})"
-                found.append(Comparison(text, low <= ratio <= high))
         return _verdict(found)
 
     return judge
@@ -196,14 +176,30 @@ def together(*judges: Judge) -> Judge:
     return judge
 
 
-def _present(
-    results: Results, pairs: Iterable[tuple[str, str]], panels: Sequence[str] | None
-) -> Iterable[tuple[Panel, Curve, Curve]]:
-    for panel in results.scale.panels:
-        labels = {curve.label for curve in panel.curves}
-        for winner, loser in pairs:
-            if (panels is None or panel.name in panels) and {winner, loser} <= labels:
-                yield panel, panel.curve(winner), panel.curve(loser)
+def _each_pair(
+    comparison: Callable[[Results, Panel, Curve, Curve], Comparison | None],
+    pairs: Iterable[tuple[str, str]],
+    panels: Sequence[str] | None = None,
+) -> Judge:
+    """Compares the two curves of each pair of labels, in each panel that has both.
+
+    Args:
+        comparison: Of two curves; None if they can't be compared.
+        pairs: Of labels.
+        panels: Names of the panels to look in; None for all.
+    """
+    pairs = tuple(pairs)
+
+    def judge(results: Results) -> Verdict:
+        found = []
+        for panel in results.scale.panels:
+            curves = {curve.label: curve for curve in panel.curves}
+            for one, other in pairs:
+                if (panels is None or panel.name in panels) and {one, other} <= curves.keys():
+                    found.append(comparison(results, panel, curves[one], curves[other]))
+        return _verdict([each for each in found if each is not None])
+
+    return judge
 
 
 def _verdict(found: Sequence[Comparison]) -> Verdict:

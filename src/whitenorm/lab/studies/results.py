@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -88,8 +88,7 @@ class Results:
         self.scale_name = scale
         self.scale = study.scale(scale)
         self.all = dict(records)
-        # Curves aren't hashable; kept beside its choice, none gives its place to another.
-        self._choices: dict[int, tuple[Curve, Choice]] = {}
+        self._choices: dict[tuple[str, str], Choice] = {}
 
     @cached_property
     def _seeds(self) -> dict[str, list[Record]]:
@@ -117,10 +116,10 @@ class Results:
 
     def choice(self, curve: Curve) -> Choice:
         """What the curve's grid has told."""
-        if id(curve) not in self._choices:
-            choice = curve.choose(self.scale.selection, self.all)
-            self._choices[id(curve)] = curve, choice
-        return self._choices[id(curve)][1]
+        key = curve.run.id, str(curve.grid)  # all that a choice depends on besides the records
+        if key not in self._choices:
+            self._choices[key] = curve.choose(self.scale.selection, self.all)
+        return self._choices[key]
 
     def records(self, curve: Curve) -> list[Record]:
         """The curve's runs that are drawn, by seed."""
@@ -132,7 +131,7 @@ class Results:
         clock, _, loss = metric.partition("@")
         if loss:
             return self.reaching(curve, float(loss), clock)
-        return summarise([(r, r.final.get(metric)) for r in self.records(curve)])
+        return self._over_seeds(curve, lambda record: record.final.get(metric))
 
     def middle(self, curve: Curve, column: str) -> Summary:
         """log10 of the median of a column over the course of training, over seeds.
@@ -140,21 +139,39 @@ class Results:
         For what spans orders of magnitude. What is no number (a condition number that is infinite)
         counts as infinite.
         """
-        pairs: list[tuple[Record, float | None]] = []
-        for record in self.records(curve):
-            numbers = [math.inf if v is None else v for v in record.column(column)]
-            middle = statistics.median(numbers) if numbers else None
-            pairs.append((record, None if middle is None else math.log10(middle)))
-        return summarise(pairs)
+
+        def median(record: Record) -> float | None:
+            numbers = _infinite_for_none(record.column(column))
+            return math.log10(statistics.median(numbers)) if numbers else None
+
+        return self._over_seeds(curve, median)
+
+    def at(self, curve: Curve, column: str, when: str) -> Summary:
+        """A column at the "start" or the "end" of training, over seeds."""
+        index = {"start": 0, "end": -1}[when]
+
+        def value(record: Record) -> float | None:
+            numbers = _infinite_for_none(record.column(column))
+            return numbers[index] if numbers else None
+
+        return self._over_seeds(curve, value)
 
     def reaching(self, curve: Curve, loss: float, clock: str) -> Summary:
         """What the clock shows when the training loss first is no more than this, over seeds."""
-        pairs: list[tuple[Record, float | None]] = []
-        for record in self.records(curve):
+
+        def time(record: Record) -> float | None:
             points = zip(record.column(clock), record.column("train_loss"), strict=True)
-            times = [t for t, value in points if value is not None and value <= loss]
-            pairs.append((record, times[0] if times else math.inf))
-        return summarise(pairs)
+            times = (t for t, value in points if value is not None and value <= loss)
+            return next(times, math.inf)
+
+        return self._over_seeds(curve, time)
+
+    def _over_seeds(self, curve: Curve, value: Callable[[Record], float | None]) -> Summary:
+        """The value of each run that finished and has one, and how many runs diverged."""
+        records = self.records(curve)
+        values = [value(record) for record in records if record.status != "diverged"]
+        found = tuple(v for v in values if v is not None)
+        return Summary(found, sum(record.status == "diverged" for record in records))
 
     def series(self, view: View, panel: Panel) -> list[Series]:
         """The lines of a view of a panel."""
@@ -187,16 +204,6 @@ class Results:
                 lines.append(Series(label, column, x, mean, low, high, records=tuple(records)))
         return lines
 
-    def at(self, curve: Curve, column: str, when: str) -> Summary:
-        """A column at the "start" or the "end" of training, over seeds."""
-        index = {"start": 0, "end": -1}[when]
-        pairs: list[tuple[Record, float | None]] = []
-        for record in self.records(curve):
-            numbers = record.column(column)
-            value = numbers[index] if numbers else None
-            pairs.append((record, math.inf if numbers and value is None else value))
-        return summarise(pairs)
-
     def ours(self, number: PaperNumber) -> Summary | None:
         """What the records have in place of the paper's number; None if they don't."""
         try:
@@ -215,11 +222,8 @@ class Results:
         return Summary(tuple(v / base.mean for v in value.values))
 
 
-def summarise(pairs: list[tuple[Record, float | None]]) -> Summary:
-    """Values of finished runs, and how many diverged; a finished run without one is left out."""
-    diverged = sum(record.status == "diverged" for record, _ in pairs)
-    values = [v for record, v in pairs if record.status != "diverged" and v is not None]
-    return Summary(tuple(values), diverged)
+def _infinite_for_none(values: Sequence[float | None]) -> list[float]:
+    return [math.inf if value is None else value for value in values]
 
 
 def _abscissa(x: str, y: str) -> str:
