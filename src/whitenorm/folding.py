@@ -62,10 +62,9 @@ def fold(model: nn.Module, example_inputs: Any = None) -> nn.Module:
     ``fold_report`` of the copy, a :class:`FoldReport`, says which and why.
 
     Without ``example_inputs`` the model is traced by :mod:`torch.fx`, called with the arguments it
-    requires. Where a part of it doesn't trace, the parts of that part are, each for itself; an
-    untraceable module within a Sequential does not keep its neighbours from being seen. What
-    cannot be seen is not merged. Code that doesn't trace is trusted to call the modules inside it
-    as wholes, not to pick out their intermediate results.
+    requires. Where a module doesn't trace, the modules inside it are traced each for itself, and
+    are taken to be called as wholes; a Sequential there isn't, for code often takes it apart. What
+    cannot be seen is not merged, and the report says that example inputs would show it.
 
     With ``example_inputs`` a copy of the model runs on them once, and what was seen then is taken
     to hold for all inputs. This finds the layers of models that don't trace.

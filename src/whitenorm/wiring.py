@@ -69,7 +69,12 @@ def ancestors(name: str) -> Iterator[str]:
 
 
 def traced(model: nn.Module) -> Wiring:
-    """The wiring as torch.fx sees it, in parts as large as trace."""
+    """The wiring as torch.fx sees it, in parts as large as trace.
+
+    Of a module that doesn't trace, the modules inside it are traced each for itself: whatever the
+    code is, it calls them as wholes. Not so a Sequential, which code often takes apart: there the
+    elements are such parts.
+    """
     # Tracing runs the model's code on proxies, which may stay behind on its modules, and would
     # run its hooks. So it is done to a copy, which shares the tensors.
     shared = {id(t): t for t in chain(model.parameters(), model.buffers())}
@@ -77,68 +82,87 @@ def traced(model: nn.Module) -> Wiring:
     for module in model.modules():
         for kind in HOOKS:
             vars(module).get(kind, {}).clear()
-    graphs: dict[nn.Module, list[fx.Graph]] = {}
-    opaque: dict[nn.Module, str] = {}
-
-    def visit(module: nn.Module) -> None:
-        why = None if _is_container(module) else _trace(module, opaque, graphs)
-        if why is not None or _is_container(module):
-            known = len(opaque)
-            if any(isinstance(m, NORMS) for m in module.modules()):
-                for child in module.children():
-                    if not isinstance(child, NORMS + LAYERS):  # alone they show nothing
-                        visit(child)
-            if why is not None and len(opaque) > known:
-                why = _trace(module, opaque, graphs)  # with those parts as leaves it may trace
-        if why is not None:
-            opaque[module] = why
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of code that meets a proxy
-        visit(model)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    wiring = Wiring(untraced={name: opaque[m] for name, m in modules.items() if m in opaque})
-    for name, module in model.named_modules():
-        callers = (modules[above] for above in ancestors(name))
-        caller = next((m for m in callers if not _is_container(m)), None)
-        if module in graphs and (caller is None or caller in opaque):
-            _add_graphs(wiring, name, graphs[module], modules)
+    modules = dict(model.named_modules())
+    wiring = Wiring(untraced={})
+    waiting = [""]
+    while waiting:
+        name = waiting.pop()
+        graphs, opaque = _trace(modules[name])
+        _add_graphs(wiring, name, graphs, modules)
+        for inner, why in opaque.items():
+            full_name = f"{name}.{inner}".strip(".")
+            cast("dict[str, str]", wiring.untraced)[full_name] = why
+            waiting += _parts_inside(full_name, modules[full_name])
     return wiring
 
 
-def _is_container(module: nn.Module) -> bool:
-    """Whether it is a ModuleList or the like, which is never called."""
-    return type(module).forward is nn.Module.forward
+def _parts_inside(name: str, module: nn.Module) -> list[str]:
+    """Names of the modules just inside a module that have code of their own and hold a norm."""
+    names = []
+    for child_name, child in module.named_children():
+        full_name = f"{name}.{child_name}".strip(".")
+        if isinstance(child, NORMS + LAYERS):  # alone they show nothing
+            continue
+        if isinstance(child, nn.Sequential) or type(child).forward is nn.Module.forward:
+            names += _parts_inside(full_name, child)
+        elif any(isinstance(m, NORMS) for m in child.modules()):
+            names.append(full_name)
+    return names
 
 
-def _trace(
-    module: nn.Module, opaque: dict[nn.Module, str], graphs: dict[nn.Module, list[fx.Graph]]
-) -> str | None:
-    """Adds the graphs of a module called with what it requires and with all it takes.
+def _trace(module: nn.Module) -> tuple[list[fx.Graph], dict[str, str]]:
+    """The graphs of a module called with what it requires and with all it takes.
 
     Code often depends on whether an optional argument was given; what is to be merged must be so
-    in both cases. Returns why if neither traces.
+    in both cases. Beside them: names of the modules inside that don't trace ("" if it is the
+    module itself), and why.
     """
-    why = None
-    for optional in (False, True):
-        try:
-            call = _Call(module, optional)
-            if not optional or call.has_optional:
-                graph = _Tracer(opaque).trace(call)
-                graphs.setdefault(module, []).append(graph)
-        except Exception as error:  # anything may happen to code that meets a proxy
-            why = why or f"{type(error).__name__}: {error}".splitlines()[0]
-    return None if module in graphs else why
+    graphs: list[fx.Graph] = []
+    opaque: dict[str, str] = {}
+    why = ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of code that meets a proxy
+        for optional in (False, True):
+            try:
+                call = _Call(module, optional)
+                if not optional or call.has_optional:
+                    tracer = _Tracer()
+                    graphs.append(tracer.trace(call))
+                    opaque |= tracer.opaque
+            except Exception as error:  # anything may happen to code that meets a proxy
+                why = why or _reason(error)
+    return graphs, opaque if graphs else {"": why}
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self, opaque: dict[nn.Module, str]) -> None:
+    """Makes a leaf of each module whose code can't be followed, and keeps its name and why."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.opaque = opaque
+        self.opaque: dict[str, str] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        ours = isinstance(m, NORMS + LAYERS) or m in self.opaque
-        return ours or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, NORMS + LAYERS) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        name = self.path_of_module(m)
+        if name == "module" or self.is_leaf_module(m, name):
+            return super().call_module(m, forward, args, kwargs)
+        before, stack = len(self.graph.nodes), self.module_stack.copy()
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception as error:
+            self.opaque[name.removeprefix("module.")] = _reason(error)
+            for node in list(self.graph.nodes)[: before - 1 : -1]:
+                self.graph.erase_node(node)
+            self.module_stack = stack
+            return self.create_proxy("call_module", name, args, kwargs)
 
 
 class _Call(nn.Module):
@@ -166,6 +190,8 @@ def _add_graphs(
     wiring: Wiring, region: str, graphs: list[fx.Graph], modules: dict[str, nn.Module]
 ) -> None:
     """Adds what holds in all graphs of a part of the model."""
+    if not graphs:
+        return
     seen = [_graph_wiring(graph, region, modules) for graph in graphs]
     calls: Counter[str] = Counter()
     for each in seen:

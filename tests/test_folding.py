@@ -479,18 +479,29 @@ def test_neighbours_in_a_sequential_are_found_beside_a_module_that_does_not_trac
     check(model, torch.randn(9, 4, 5, 5, dtype=torch.float64), folded=2)
 
 
+class Unit(nn.Module):
+    """Convolution, norm and ReLU, called by code of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.act = block()
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x)))
+
+
 def test_parts_of_a_model_that_does_not_trace_are_folded():
-    body = nn.Sequential(block(), Untraceable(nn.Sequential(block(), Untraceable(block()))))
-    model = trained(Untraceable(nn.Sequential(body, block())))
+    body = nn.Sequential(Unit(), Untraceable(nn.Sequential(Unit(), Untraceable(Unit()))))
+    model = trained(Untraceable(nn.Sequential(body, Unit())))
     check(model, torch.randn(9, 4, 5, 5, dtype=torch.float64), folded=4)
 
 
-class Blocks(nn.Module):
+class Units(nn.Module):
     """Calls the elements of a ModuleList, between code that doesn't trace."""
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList([block(), Untraceable(block())])
+        self.blocks = nn.ModuleList([block(), Untraceable(Unit())])
         self.conv, self.norm = nn.Conv2d(4, 4, 3), DecorrelatedBatchNorm2d(4)
 
     def forward(self, x, **options):
@@ -500,9 +511,31 @@ class Blocks(nn.Module):
 
 
 def test_each_part_is_seen_once():
-    check(trained(Blocks()), torch.randn(9, 4, 5, 5, dtype=torch.float64), folded=3)
-    model = trained(Untraceable(Blocks()))
+    check(trained(Units()), torch.randn(9, 4, 5, 5, dtype=torch.float64), folded=3)
+    model = trained(Untraceable(Units()))
     check(model, torch.randn(9, 4, 5, 5, dtype=torch.float64), folded=3)
+
+
+class TakesApart(nn.Module):
+    """Adds something between the elements of a Sequential, in code that doesn't trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*block())
+
+    def forward(self, x):
+        conv, norm, act = self.layers
+        return act(norm(conv(x) + x)) if x.sum() < 1e9 else x
+
+
+def test_a_sequential_inside_code_that_does_not_trace_is_not_trusted():
+    model, x = trained(TakesApart()), torch.randn(9, 4, 5, 5, dtype=torch.float64)
+    folded = check(model, x, folded=0)
+    assert reasons(folded)[0].endswith("give example_inputs")
+    check(model, x, folded=0, example=True)
+    model = trained(Untraceable(block()))
+    check(model, x, folded=0)
+    check(model, x, folded=1, example=True)
 
 
 class DirectlyCalled(nn.Module):
