@@ -3,6 +3,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from cases import WHITENINGS
 from torch import fx, nn
 from torch.export import Dim
 from transformers import ResNetConfig, ResNetForImageClassification
@@ -173,7 +174,7 @@ def test_a_compiled_model_computes_the_same_in_one_graph(case):
 
 @SHAPE_CHECKS
 @TOOLS
-@pytest.mark.parametrize("whitening", ["zca", "pca", "cholesky", "newton"])
+@pytest.mark.parametrize("whitening", WHITENINGS)
 @pytest.mark.parametrize("running", ["whitening", "covariance"])
 def test_no_inference_graph_decomposes_a_matrix(tool, whitening, running):
     layer = DecorrelatedBatchNorm2d(6, group_size=4, whitening=whitening, running=running)

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from cases import WHITENINGS, correlated, covariance
+from cases import TIE_FREE, WHITENINGS, correlated, covariance
 from torch.autograd import gradcheck, gradgradcheck
 
 from whitenorm import whitening_matrix
-
-TIE_FREE = ("zca", "cholesky", "newton")
 
 
 def spd(*eigenvalues, seed=0):

@@ -1,0 +1,108 @@
+"""The passes over the activations, in every layout and in pieces, against plain arithmetic."""
+
+import pytest
+import torch
+from cases import correlated
+from reference import samples
+
+from whitenorm import decorrelated_batch_norm, passes
+from whitenorm.layout import grouped, is_channels_last, new_output
+
+LAYOUTS = {
+    "rows": correlated((300, 6)),
+    "maps": correlated((5, 6, 9, 9)),
+    "small maps": correlated((40, 6, 2, 2)),
+    "channels last": correlated((5, 6, 9, 9)).contiguous(memory_format=torch.channels_last),
+    "one image": correlated((1, 6, 40, 40)),
+    "long images": correlated((2, 6, 70, 70)),
+}
+EACH_LAYOUT = pytest.mark.parametrize("x", LAYOUTS.values(), ids=LAYOUTS)
+SHIFTED = pytest.mark.parametrize("shifted", [False, True], ids=["as it is", "shifted"])
+
+
+def flat(x, size=3):
+    """[G, k, m]: the samples of each group."""
+    return samples(x).reshape(-1, size, samples(x).shape[1])
+
+
+def view_of(x):
+    return grouped(x, 3, is_channels_last(x))
+
+
+def shift_of(x, shifted):
+    return flat(x).mean(2, keepdim=True) if shifted else None
+
+
+@EACH_LAYOUT
+def test_moments_are_mean_and_central_sum(x):
+    for far in (0.0, 1e3):
+        mean, central = passes.moments(view_of(x + far), torch.float64)
+        groups = flat(x)
+        centred = groups - groups.mean(2, keepdim=True)
+        torch.testing.assert_close(mean, groups.mean(2, keepdim=True) + far)
+        torch.testing.assert_close(central, centred @ centred.mT, rtol=1e-7, atol=1e-7)
+
+
+@EACH_LAYOUT
+@SHIFTED
+def test_sums_are_of_g_and_of_its_products(x, shifted):
+    g, shift = correlated(x.shape, 1), shift_of(x, shifted)
+    total, outer = passes.sums(
+        view_of(x), shift, torch.float64, grouped(g, 3, is_channels_last(x))
+    )
+    away = flat(x) if shift is None else flat(x) - shift
+    torch.testing.assert_close(total, flat(g).sum(2, keepdim=True))
+    torch.testing.assert_close(outer, flat(g) @ away.mT)
+
+
+@EACH_LAYOUT
+@SHIFTED
+def test_apply_writes_the_sum_of_its_terms(x, shifted):
+    g, shift, rows = correlated(x.shape, 1), shift_of(x, shifted), is_channels_last(x)
+    P, Q, constant = correlated((2, 3, 3), 2), correlated((2, 3, 3), 3), correlated((2, 3, 1), 4)
+    out = new_output(x, rows)
+    first = passes.Term(P, grouped(g, 3, rows))
+    passes.apply(grouped(out, 3, rows), constant, first, passes.Term(Q, view_of(x), shift))
+    away = flat(x) if shift is None else flat(x) - shift
+    torch.testing.assert_close(flat(out), P @ flat(g) + Q @ away + constant)
+
+
+def test_a_mean_near_zero_is_not_subtracted_and_a_far_one_is():
+    covariance = torch.eye(2, dtype=torch.float64).unsqueeze(0)
+    near, far = (torch.tensor([[[0.0], [mean]]], dtype=torch.float64) for mean in (3.0, 5.0))
+    x = torch.zeros(1, dtype=torch.float32)
+    assert passes.shift_for(near, covariance, x) is None
+    torch.testing.assert_close(passes.shift_for(far, covariance, x), far.float())
+
+
+def forward_backward(x, dy, **options):
+    x = x.clone().requires_grad_()
+    y = decorrelated_batch_norm(x, training=True, **options)
+    y.backward(dy.to(y.dtype))
+    return y.detach(), x.grad
+
+
+def worst_channel(value, expected):
+    value, expected = samples(value), samples(expected)
+    return ((value - expected).norm(dim=1) / expected.norm(dim=1)).max().item()
+
+
+@pytest.mark.parametrize("piece", [1, 500, 4000])
+@pytest.mark.parametrize("far", [0.0, 10.0])
+@pytest.mark.parametrize(
+    ("shape", "group_size"),
+    [
+        ((4100, 8), 4),
+        ((35, 8, 12, 12), 4),
+        ((35, 11, 9, 9), 4),
+        ((70, 8, 3, 3), 8),
+        ((33, 6, 5, 5), 1),
+    ],
+    ids=["rows", "maps", "remainder", "small maps", "single channels"],
+)
+def test_pieces_are_as_good_as_the_whole(monkeypatch, piece, far, shape, group_size):
+    x, dy = correlated(shape).float() + far, correlated(shape, 1).float()
+    expected = forward_backward(x.double(), dy.double(), group_size=group_size)
+    monkeypatch.setattr(passes, "PIECE", piece)
+    found = forward_backward(x, dy, group_size=group_size)
+    assert max(worst_channel(a, b) for a, b in zip(found, expected, strict=True)) <= 1e-4
