@@ -1,8 +1,8 @@
-r"""Records of runs: append-only JSON lines, one line a finished run, one file a study and scale.
+r"""Records of runs: a line of JSON for each run that ended, a file for each study and scale.
 
-One process writes a file, under a lock; whoever trains hands the outcome over. A line is written
-whole and flushed to the disk before the next begins, so a killed process leaves at most one half
-line at the end, which reading passes over and the next writing leaves behind.
+Lines are appended and never changed. One process at a time writes a file, under a lock. A line is
+flushed to the disk before the next one begins, so a killed process leaves at most one incomplete
+line, which reading skips; the next record begins on a line of its own.
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import filelock
-import numpy
-import torch
 
-import whitenorm
 from whitenorm.lab.records.run import Run
 
-__all__ = ["Record", "RecordError", "RecordFile", "environment", "find_records"]
+__all__ = ["Record", "RecordError", "RecordFile", "find_records"]
 
 FORMAT = 1
 FOLDER = "records"
@@ -40,15 +36,16 @@ class Record:
     Args:
         run: Its settings.
         study: Name of the study that it was made for.
-        scale: "small" or "paper".
+        scale: Name of the study's scale, such as "small" or "paper".
         status: "finished", or "diverged" if the loss stopped being a number.
         final: Last values, by metric: train_loss, train_error, test_error, seconds and so on.
-        history: The curve, a list a column, None where there is no number.
+        history: The curve: a list for each column, None where there is no number.
         probes: The columns of each probe.
-        arrays: Whatever a task leaves besides, as nested lists.
+        arrays: Other results of the run's task, as nested lists.
         reason: Why it ended, if it didn't simply finish.
         environment: Versions, processor, threads.
         started: When, UTC.
+        line: Number of its line, if it was read from a file.
     """
 
     run: Run
@@ -66,18 +63,18 @@ class Record:
 
     @property
     def id(self) -> str:
-        """That of its run."""
+        """The identity of its run."""
         return self.run.id
 
     def column(self, name: str) -> list[float | None]:
         """A column of the curve, or of a probe as ``"fisher.condition"``; empty if not there."""
-        probe, _, column = name.partition(".")
-        return list(
-            self.probes.get(probe, {}).get(column, []) if column else self.history.get(name, [])
-        )
+        probe, dot, column = name.partition(".")
+        if dot:
+            return list(self.probes.get(probe, {}).get(column, []))
+        return list(self.history.get(name, []))
 
     def to_json(self) -> str:
-        """One line, without its end."""
+        """As one line, without the line break."""
         values = {
             "format": FORMAT,
             "id": self.id,
@@ -113,7 +110,10 @@ class RecordFile:
     """The records of one study at one scale.
 
     Args:
-        path: Of the ``.jsonl`` file; it need not exist.
+        path: Of the ``.jsonl`` file, which need not exist.
+
+    Attributes:
+        broken: Numbers of the incomplete lines that the last :meth:`read` found.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,7 +127,7 @@ class RecordFile:
         return cls(Path(out) / FOLDER / f"{study}-{scale}.jsonl")
 
     def read(self) -> dict[str, Record]:
-        """All whole records by identity; numbers of broken lines are left in ``broken``."""
+        """All complete records by identity; sets ``broken`` to the numbers of other lines."""
         records: dict[str, Record] = {}
         self.broken = []
         if self.path.exists():
@@ -148,7 +148,7 @@ class RecordFile:
     def __enter__(self) -> RecordFile:
         """Takes the file for this process and reads which records it holds."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the folder, not in it: the records may be kept, the lock is nothing to keep.
+        # Not among the records, which may be copied or committed.
         lock = self.path.parent.parent / f".{self.path.stem}.lock"
         self._lock = filelock.FileLock(lock, blocking=False)
         try:
@@ -176,7 +176,7 @@ class RecordFile:
         with self.path.open("ab+") as file:
             if file.tell() > 0:
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a half line, from a process that was killed
+                if file.read(1) != b"\n":  # an incomplete line, of a process that was killed
                     data = b"\n" + data
             file.write(data)
             file.flush()
@@ -190,36 +190,6 @@ def find_records(folder: Path) -> Iterator[tuple[Path, dict[str, Record], list[i
         if path.parent.name == FOLDER:
             file = RecordFile(path)
             yield path, file.read(), file.broken
-
-
-def environment(device: str = "cpu") -> dict[str, Any]:
-    """What a result may depend on besides its settings."""
-    versions = {
-        "whitenorm": whitenorm.__version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-    }
-    machine: dict[str, Any] = {
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-    }
-    if torch.device(device).type == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name(device)
-    return {**versions, **machine}
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _compact(value: Any) -> Any:
