@@ -10,6 +10,6 @@ from whitenorm.lab.training.trainer import Trainer
 def train_replica(rank, run):
     """The curve and the weights that a replica of a training ends with."""
     trainer = Trainer(run, load(run), torch.device("cpu"), Replicas(rank, run.replicas))
-    for _ in trainer.updates():
+    for _ in trainer.iterations():
         pass
     return trainer.history, trainer.model.state_dict()

@@ -19,7 +19,7 @@ from whitenorm.lab.records.record import RecordFile
 from whitenorm.lab.studies import catalogue as studies
 
 SOURCE = Path(__file__).parents[2] / "src"
-COMMANDS = ["demo", "studies", "run", "report", "train", "data", "bench"]
+COMMANDS = ["demo", "studies", "run", "report", "train", "data", "bench", "pages"]
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_data_is_listed_with_where_it_is_looked_for(tmp_path):
         (["run", "demo", "--device", "tpu9"], "unknown device 'tpu9'"),
         (["report", "nowhere"], "no records in nowhere"),
         (["train", "--model", "mpl"], "unknown model 'mpl'; there are mlp"),
-        (["train", "--norm", "dbm"], "unknown method 'dbm'; there are plain"),
+        (["train", "--method", "dbm"], "unknown method 'dbm'; there are plain"),
         (["train", "--set", "depth"], "--set takes PATH=VALUE, e.g. model.depth=20, got 'depth'"),
         (["train", "--epochs", "1", "--iterations", "1"], "give either epochs or iterations"),
         (["data", "--fetch", "pie"], "may not be fetched"),
@@ -145,7 +145,7 @@ def test_a_dry_run_records_nothing(tiny, tmp_path, monkeypatch):
 
 
 def test_a_failed_study_ends_with_an_error(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("whitenorm.lab.execution.runner.load", lambda *_: 1 / 0)
+    monkeypatch.setattr("whitenorm.lab.execution.jobs.load", lambda *_: 1 / 0)
     result = invoke("run", "tiny", "--out", tmp_path, "--jobs", 1)
     assert result.exit_code == 1
     assert len(list((tmp_path / "failures").iterdir())) == 6
@@ -153,14 +153,14 @@ def test_a_failed_study_ends_with_an_error(tiny, tmp_path, monkeypatch):
 
 def test_one_configuration_is_trained_and_reported(tmp_path):
     common = ["train", "--epochs", 2, "--out", tmp_path, "--threads", 1]
-    first = invoke(*common, "--norm", "dbn", "--set", "method.group_size=4")
+    first = invoke(*common, "--method", "dbn", "--set", "method.group_size=4")
     assert first.exit_code == 0, first.output
     assert "finished: " in plain(first.output)
-    second = invoke(*common, "--norm", "bn", "--lr", 0.5, "--precision", "bf16")
+    second = invoke(*common, "--method", "bn", "--lr", 0.5, "--precision", "bf16")
     assert second.exit_code == 0, second.output
     assert (
         "Trained already"
-        in invoke(*common, "--norm", "dbn", "--set", "method.group_size=4").output
+        in invoke(*common, "--method", "dbn", "--set", "method.group_size=4").output
     )
     records = RecordFile.of(tmp_path, "train", "single").read()
     assert sorted(r.run.method["name"] for r in records.values()) == ["bn", "dbn"]
@@ -191,7 +191,7 @@ def test_ctrl_c_keeps_what_a_study_has(tmp_path):
 
 
 def test_ctrl_c_keeps_a_checkpoint_of_a_training(tmp_path):
-    options = ["train", "--norm", "dbn", "--epochs", 80, "--seed", 5, "--threads", 1]
+    options = ["train", "--method", "dbn", "--epochs", 80, "--seed", 5, "--threads", 1]
     with started(*options, "--out", tmp_path / "stopped") as process:
         for line in process.stdout:
             if line.startswith("epoch"):

@@ -1,6 +1,7 @@
-"""A study through every executor, and through everything that may happen to it."""
+"""A study through everything that may happen to it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +15,13 @@ from tiny_study import EPOCHS, comparables, tiny_study
 
 from whitenorm.lab.data.for_run import missing
 from whitenorm.lab.data.sources import DataError
-from whitenorm.lab.execution.board import Board
-from whitenorm.lab.execution.executors import ExecutorError, execute_all
-from whitenorm.lab.execution.runner import Observer, run_study
+from whitenorm.lab.execution.jobs import checkpoint_path
+from whitenorm.lab.execution.runner import Observer, run_study, trace_path
 from whitenorm.lab.networks.methods import METHODS, Row
 from whitenorm.lab.records.record import RecordFile
+from whitenorm.lab.records.run import Run
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.training.trainer import Progress
 
 TESTS = Path(__file__).parents[2]
 SOURCE = TESTS.parent / "src"
@@ -76,15 +76,6 @@ def test_nothing_is_left_of_the_work_but_records(tmp_path):
         "records",
     ]
     assert list((tmp_path / "checkpoints").iterdir()) == []
-    assert not list(tmp_path.glob("*.progress"))
-
-
-def test_studies_that_share_a_folder_leave_each_others_notices_alone(tmp_path):
-    other = Board.of(tmp_path, "other", "small")
-    other.open()
-    other.post("run", Progress(iteration=1, total=2, examples=3))
-    run_study(tiny_study(epochs=1), "small", tmp_path, seeds=1)
-    assert other.read()["run"]["iteration"] == 1
 
 
 def test_a_failed_run_is_told_and_tried_again(tmp_path, monkeypatch):
@@ -93,13 +84,14 @@ def test_a_failed_run_is_told_and_tried_again(tmp_path, monkeypatch):
             raise RuntimeError("no such kernel")
 
     good = METHODS["bn"]
-    bad = Row("BN", good.options, lambda **_: {"norm": lambda features, dims: Broken()})
+    bad = Row(good.options, lambda **_: {"norm": lambda features, dims: Broken()})
     monkeypatch.setitem(METHODS, "bn", bad)
     study = tiny_study(epochs=1)
     outcome = run_study(study, "small", tmp_path, seeds=1)
     assert [f.run.method["name"] for f in outcome.failures] == ["bn", "bn"]
     assert outcome.failures[0].error == "RuntimeError: no such kernel"
     assert "in forward" in outcome.failures[0].trace
+    assert "in forward" in trace_path(tmp_path, outcome.failures[0].run).read_text()
     assert len(outcome.records) == 4  # plain and DBN; seeds wait for the whole grid
     monkeypatch.setitem(METHODS, "bn", good)
     outcome = run_study(study, "small", tmp_path, seeds=1)
@@ -119,37 +111,6 @@ def test_panels_without_data_are_left_out_and_named(tmp_path):
     outcome = run_study(study, "paper", tmp_path / "out", data=tmp_path, seeds=1)
     assert list(outcome.left_out) == ["mnist"]
     assert {r.run.task for r in outcome.records.values()} == {"illustration"}
-
-
-# --- executors ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def in_process(tmp_path_factory):
-    out = tmp_path_factory.mktemp("in-process")
-    return comparables(run_study(tiny_study(), "small", out).records)
-
-
-def test_processes_give_the_same_records(tmp_path, in_process):
-    outcome = run_study(tiny_study(), "small", tmp_path, executor="processes", workers=2)
-    assert comparables(outcome.records) == in_process
-
-
-@pytest.mark.slow
-def test_a_ray_cluster_gives_the_same_records(tmp_path, in_process):
-    pytest.importorskip("ray", reason="Ray is not installed (whitenorm[ray])")
-    outcome = run_study(tiny_study(), "small", tmp_path, executor="ray", workers=2)
-    assert comparables(outcome.records) == in_process
-    again = run_study(tiny_study(), "small", tmp_path, executor="ray", workers=2)
-    assert comparables(again.records) == in_process
-
-
-def test_executors_that_can_not_be_used_say_why(monkeypatch):
-    with pytest.raises(ExecutorError, match="unknown executor 'slurm'; there are in-process, pro"):
-        list(execute_all("slurm", str, [1], 1))
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ExecutorError, match=r"pip install 'whitenorm\[ray\]'"):
-        list(execute_all("ray", str, [1], 2))
 
 
 # --- being killed -------------------------------------------------------------------------------
@@ -214,6 +175,33 @@ def test_a_killed_study_ends_as_if_it_had_not_been(tmp_path):
     assert lines.startswith(survivors)  # append-only
     assert len(file.read()) == lines.count(b"\n") == 12  # none lost, none twice
     assert list((tmp_path / "killed" / "checkpoints").iterdir()) == []
+
+
+def test_a_study_that_version_0_1_began_is_ended_by_this_one(tmp_path):
+    """Four records and a checkpoint at iteration 20 of 32, as that version left them."""
+    shutil.copytree(Path(__file__).parent / "interrupted-0.1", tmp_path, dirs_exist_ok=True)
+    file = RecordFile.of(tmp_path, "tiny", "small")
+    recorded, before = file.read(), file.path.read_bytes()
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    begun = torch.load(path, weights_only=True)
+    run = Run.from_settings(begun["run"])
+    assert path == checkpoint_path(tmp_path, run)
+    assert (len(recorded), begun["iteration"]) == (4, 20)
+
+    counter = Counter()
+    outcome = run_study(tiny_study(), "small", tmp_path, observer=counter)
+
+    assert counter.phases == [("grid", 6, 4), ("seeds", 9, 3)]
+    assert not set(counter.ran) & set(recorded)
+    assert file.path.read_bytes().startswith(before)
+    record = outcome.records[run.id]
+    assert record.history["iteration"] == [8, 16, 24, 32]
+    for name, column in begun["history"].items():  # times among them, which no fresh start repeats
+        assert record.history[name][: len(column)] == column
+    assert record.history["seconds"][2] > begun["seconds"] > begun["history"]["seconds"][-1]
+    assert len(outcome.records) == len(file.read()) == 12
+    assert not outcome.failures
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 # --- the real data ------------------------------------------------------------------------------

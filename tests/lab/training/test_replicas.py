@@ -14,13 +14,14 @@ from tiny_study import BASE, assert_same, without_times
 
 from whitenorm.lab.data.datasets import synthetic_dataset
 from whitenorm.lab.data.for_run import load
-from whitenorm.lab.execution.runner import checkpoint_path
+from whitenorm.lab.execution.jobs import checkpoint_path
 from whitenorm.lab.records.record import RecordFile
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.training.batches import TensorBatches
 from whitenorm.lab.training.checkpoints import Checkpoint
 from whitenorm.lab.training.replicas import Replicas
-from whitenorm.lab.training.trainer import Trainer, train
+from whitenorm.lab.training.train import train
+from whitenorm.lab.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 DBN = BASE.changed(
@@ -110,7 +111,7 @@ def test_what_replicas_can_not_do_is_refused():
 # --- torchrun -----------------------------------------------------------------------------------
 
 SETTINGS = (
-    *("--dataset", "digits", "--model", "mlp", "--norm", "dbn", "--lr", "0.1"),
+    *("--dataset", "digits", "--model", "mlp", "--method", "dbn", "--lr", "0.1"),
     *("--momentum", "0.9", "--epochs", "4", "--batch-size", "64", "--checkpoint-every", "0"),
     *("--set", "model.hidden=[32,32]", "--set", "method.group_size=8", "--set", "seed=3"),
     *("--threads", "1", "--device", "cpu"),
@@ -226,22 +227,3 @@ def test_the_events_of_tensorboard_are_the_points_of_the_record(tmp_path):
         scalars = events.Scalars(tag)
         assert [scalar.step for scalar in scalars] == record.history["iteration"]
         assert [scalar.value for scalar in scalars] == pytest.approx(record.history[column])
-
-
-def test_channels_last_changes_nothing_but_the_layout():
-    run = Run(
-        {"name": "cifar10"},
-        {"name": "resnet", "depth": 8, "placement": "all"},
-        {"name": "dbn"},
-        batch_size=8,
-        epochs=1,
-        precision="float64",
-    )
-    data = synthetic_dataset("cifar10", n=16)
-    usual, last = (train(run.changed({"channels_last": flag}), data) for flag in (False, True))
-    assert last.history["train_loss"] == pytest.approx(usual.history["train_loss"], rel=1e-9)
-    trainer = Trainer(run.changed({"channels_last": True}), data, CPU)
-    convolutions = [m for m in trainer.model.modules() if isinstance(m, torch.nn.Conv2d)]
-    kernels = [m.weight for m in convolutions if m.kernel_size != (1, 1) and m.in_channels > 1]
-    assert kernels
-    assert all(w.is_contiguous(memory_format=torch.channels_last) for w in kernels)

@@ -1,4 +1,4 @@
-r"""A trial of a study: every network of it is built and makes one update on made-up data."""
+r"""A trial of a study: every network of it is built and makes one iteration on made-up data."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from whitenorm.lab.data.for_run import synthesise
-from whitenorm.lab.execution.runner import TASKS
+from whitenorm.lab.execution.jobs import TASKS
 from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.records.run import Run, canonical_json
 from whitenorm.lab.studies.study import Scale
 from whitenorm.lab.training.optim import learning_rate, make_optimiser
-from whitenorm.lab.training.trainer import Outcome
+from whitenorm.lab.training.outcome import Outcome
 
 __all__ = ["Trial", "dry_run"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one update of one network came to."""
+    """What one iteration of one network came to."""
 
     panel: str
     label: str
@@ -34,7 +35,7 @@ class Trial:
 
 
 def dry_run(scale: Scale, device: str = "cpu") -> Iterator[Trial]:
-    """Makes one update with every network of a scale, evaluates it and takes its probes.
+    """Makes one iteration with every network of a scale, evaluates it and takes its probes.
 
     Each curve is tried at the first point of its grid; methods, optimisers and schedules of the
     other points are made, but not used.
@@ -68,9 +69,10 @@ def _check_settings(run: Run) -> None:
 
 def _try(run: Run, device: str) -> Outcome:
     perceptron = run.model["name"] in ("mlp", "none")
-    n = 128 if perceptron else 2  # wide networks of large pictures take their time
-    short = {"iterations": 1, "epochs": None, "subset": {}, "validation": 0, "batch_size": None}
+    n = 128 if perceptron else 2  # wide networks are slow on large pictures
+    short: dict[str, Any] = {"iterations": 1, "epochs": None, "batch_size": None}
+    whole: dict[str, Any] = {"subset": {}, "validation": 0}  # of the made-up data
     with warnings.catch_warnings():
-        # Such a batch is too small to whiten by, and is not meant to.
+        # So few examples can't be whitened well; here they need not be.
         warnings.filterwarnings("ignore", "a batch of .* samples a channel cannot show")
-        return TASKS[run.task](run.changed(short), synthesise(run, n), device=device)
+        return TASKS[run.task](run.changed(short | whole), synthesise(run, n), device=device)

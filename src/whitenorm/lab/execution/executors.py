@@ -9,6 +9,8 @@ from typing import Any
 
 import joblib
 
+from whitenorm.lab.lookup import look_up
+
 __all__ = ["EXECUTORS", "ExecutorError", "execute_all"]
 
 
@@ -27,33 +29,20 @@ def execute_all(
         jobs: Its arguments.
         workers: How many run at a time.
     """
-    if executor not in EXECUTORS:
-        raise ExecutorError(f"unknown executor {executor!r}; there are {', '.join(EXECUTORS)}")
-    with EXECUTORS[executor](workers) as parallel:
+    try:
+        backend = look_up(EXECUTORS, "executor", executor)
+    except ValueError as error:
+        raise ExecutorError(str(error)) from None
+    with backend(workers):
+        # A run is long: each is a task of its own and is handed out when a worker is free.
+        parallel = joblib.Parallel(
+            n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="n_jobs"
+        )
         yield from parallel(joblib.delayed(work)(job) for job in jobs)
 
 
-def _parallel(workers: int) -> joblib.Parallel:
-    # One job a task, and none sent ahead of time: a run is long, and what is done is to be seen.
-    return joblib.Parallel(
-        n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="n_jobs"
-    )
-
-
 @contextlib.contextmanager
-def _in_process(workers: int) -> Iterator[joblib.Parallel]:
-    with joblib.parallel_config(backend="sequential"):
-        yield _parallel(1)
-
-
-@contextlib.contextmanager
-def _processes(workers: int) -> Iterator[joblib.Parallel]:
-    with joblib.parallel_config(backend="loky"):
-        yield _parallel(workers)
-
-
-@contextlib.contextmanager
-def _ray(workers: int) -> Iterator[joblib.Parallel]:
+def _ray(workers: int) -> Iterator[None]:
     try:
         import ray
         from ray.util.joblib.ray_backend import RayBackend
@@ -66,15 +55,13 @@ def _ray(workers: int) -> Iterator[joblib.Parallel]:
         # joblib would quietly run a single worker's jobs in this process.
         raise ExecutorError(f"the executor 'ray' needs 2 workers or more (--jobs), got {workers}")
 
-    class Backend(RayBackend):
-        # Ray's pool calls back as results come, which is all that this takes; the class it is
-        # derived from says no on behalf of multiprocessing's pool.
-        supports_return_generator = True
-
-    joblib.register_parallel_backend("whitenorm-ray", Backend)
+    # RayBackend inherits False from joblib's backend for multiprocessing. But Ray's pool calls
+    # back for each result, and a generator needs no more.
+    backend = type("RayBackend", (RayBackend,), {"supports_return_generator": True})
+    joblib.register_parallel_backend("whitenorm-ray", backend)
     started = not ray.is_initialized()
     if started:
-        # RAY_ADDRESS names a running cluster; without it one is started here for the while.
+        # RAY_ADDRESS names a running cluster; without it one is started here, and ended below.
         local = {"num_cpus": workers, "include_dashboard": False}
         ray.init(
             log_to_driver=False,
@@ -83,14 +70,14 @@ def _ray(workers: int) -> Iterator[joblib.Parallel]:
         )
     try:
         with joblib.parallel_config(backend="whitenorm-ray"):
-            yield _parallel(workers)
+            yield
     finally:
         if started:
             ray.shutdown()
 
 
-EXECUTORS: dict[str, Callable[[int], contextlib.AbstractContextManager[joblib.Parallel]]] = {
-    "in-process": _in_process,
-    "processes": _processes,
+EXECUTORS: dict[str, Callable[[int], contextlib.AbstractContextManager[Any]]] = {
+    "in-process": lambda workers: joblib.parallel_config(backend="sequential"),
+    "processes": lambda workers: joblib.parallel_config(backend="loky"),
     "ray": _ray,
 }

@@ -13,7 +13,7 @@ from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.randomness import generator
 from whitenorm.lab.records.run import Run
-from whitenorm.lab.training.trainer import Outcome
+from whitenorm.lab.training.outcome import Outcome
 
 __all__ = ["illustrate", "measure_swapping"]
 
@@ -58,9 +58,9 @@ def measure_swapping(run: Run, dataset: Dataset, **_: Any) -> Outcome:
         input_shape=dataset.input_shape,
         generator=generator(run.seed, "initialisation"),
     )
-    first = model.get_submodule("hidden.0.linear")
+    first_layer = model.get_submodule("hidden.0.linear")
     with torch.no_grad():
-        activations = first(dataset.train_x.flatten(1))
+        activations = first_layer(dataset.train_x.flatten(1))
     random = generator(run.seed, "batches")
     largest = run.batch_size or len(activations)
     sizes, size = [], activations.shape[1]
@@ -72,11 +72,11 @@ def measure_swapping(run: Run, dataset: Dataset, **_: Any) -> Outcome:
         pairs = []
         for _pair in range(run.iterations or 1):
             order = torch.randperm(len(activations), generator=random)[: 2 * size]
-            matrices = [
+            first, second = (
                 whitening_matrix(covariance(activations[part]), norm.eps, norm.whitening)
                 for part in order.chunk(2)
-            ]
-            pairs.append(whitening_axis_swapping(*matrices, covariance=covariance(activations)))
+            )
+            pairs.append(whitening_axis_swapping(first, second, covariance(activations)))
         for name in ("swapped", "drift"):
             mean = sum(getattr(pair, name) for pair in pairs) / len(pairs)
             history.setdefault(name, []).append(mean)

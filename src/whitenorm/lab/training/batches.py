@@ -1,7 +1,8 @@
 r"""Batches in an order that the seed and the position decide, from memory or from disk.
 
-An epoch is a new permutation of the training set, cut into batches of one size: what is left over
-at its end is another remainder each time, and the statistics of a ragged batch would be poor.
+An epoch is a new permutation of the training set, cut into batches of one size. The examples that
+are left over at its end are skipped, others in each epoch: the statistics of a small batch would
+be poor.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ class _Batches:
             raise ValueError(
                 f"batch_size={self.batch_size} leaves nothing to some of {replicas.count} replicas"
             )
-        self.steps_per_epoch = examples // self.batch_size
+        self.iterations_per_epoch = examples // self.batch_size
         self.full = self.batch_size == examples
 
     def order(self, epoch: int, start: int) -> list[Tensor]:
         """This replica's examples of each batch of an epoch, from position ``start`` on."""
         order = torch.randperm(self.examples, generator=generator(self.seed, "order", epoch))
-        batches = order[: self.steps_per_epoch * self.batch_size].split(self.batch_size)
+        batches = order[: self.iterations_per_epoch * self.batch_size].split(self.batch_size)
         return [self.replicas.share(batch) for batch in batches[start:]]
 
     def test_parts(self, examples: int, size: int) -> list[range]:
-        """This replica's parts of a test set: every one is somebody's."""
+        """This replica's parts of a test set; together the replicas have all of it."""
         parts = [range(i, min(i + size, examples)) for i in range(0, examples, size)]
         return parts[self.replicas.rank :: self.replicas.count]
 
@@ -77,16 +78,16 @@ class TensorBatches(_Batches):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch, from the one at position ``start``."""
         data = self.dataset
-        # The order within a batch doesn't matter, so the whole set needs no copy of itself.
+        # The order within a batch doesn't matter: the whole set is one without being copied.
         whole = self.full and self.replicas.count == 1
         orders: list[Any] = [slice(None)][start:] if whole else self.order(epoch, start)
         others = [self.replicas.rank] if self.replicas.rank else []
-        for step, chosen in enumerate(orders, start):
+        for position, chosen in enumerate(orders, start):
             if isinstance(chosen, Tensor):
                 chosen = chosen.to(data.train_x.device)
             x, y = data.train_x[chosen].to(self.device), data.train_y[chosen].to(self.device)
             if data.augment is not None:
-                x = data.augment(x, generator(self.seed, "augmentation", epoch, step, *others))
+                x = data.augment(x, generator(self.seed, "augmentation", epoch, position, *others))
             yield x, y
 
     def test(self, size: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
@@ -134,7 +135,7 @@ class FolderBatches(_Batches):
             batch_sampler=batches,
             num_workers=self.pictures.workers,
             pin_memory=self.device.type == "cuda",
-            # Else the loader would draw a seed from the stream that dropout draws from.
+            # Without it the loader would draw from the random numbers of dropout.
             generator=torch.Generator().manual_seed(0),
         )
         for x, y in loader:

@@ -1,22 +1,28 @@
-r"""Optimisers and learning-rate schedules, each a row of a table.
+r"""Optimizers and learning-rate schedules, each a row of a table.
 
-A schedule is a function of the position alone, so a resumed run needs no state of it.
+A schedule is a function of the position alone, so a resumed run needs no state of it. The options
+of a row are its keyword arguments.
 """
 
 from __future__ import annotations
 
+import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+
+from whitenorm.lab.lookup import check_options, look_up
 
 __all__ = ["OPTIMISERS", "SCHEDULES", "learning_rate", "make_optimiser"]
 
 
 def _sgd(
     parameters: Iterable[nn.Parameter],
+    *,
     lr: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
@@ -29,6 +35,7 @@ def _sgd(
 
 def _adam(
     parameters: Iterable[nn.Parameter],
+    *,
     lr: float,
     betas: Sequence[float] = (0.9, 0.999),
     eps: float = 1e-8,
@@ -44,11 +51,11 @@ def _constant(iteration: int, epoch: float) -> float:
     return 1.0
 
 
-def _halve(iteration: int, epoch: float, interval: int, factor: float = 0.5) -> float:
-    return float(factor ** (iteration // interval))
+def _halve(iteration: int, epoch: float, *, interval: int) -> float:
+    return float(0.5 ** (iteration // interval))
 
 
-def _steps(iteration: int, epoch: float, at: Sequence[float], factor: float = 0.1) -> float:
+def _steps(iteration: int, epoch: float, *, at: Sequence[float], factor: float = 0.1) -> float:
     return float(factor ** bisect_right(sorted(at), epoch))
 
 
@@ -56,7 +63,7 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": _sgd, "ada
 
 SCHEDULES: dict[str, Callable[..., float]] = {
     "constant": _constant,
-    "halve": _halve,  # every `interval` updates
+    "halve": _halve,  # every `interval` iterations
     "steps": _steps,  # times `factor` at each of the epochs `at`
 }
 
@@ -64,31 +71,45 @@ SCHEDULES: dict[str, Callable[..., float]] = {
 def make_optimiser(
     settings: Mapping[str, Any], parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The optimiser of a run: ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``."""
-    return _row(OPTIMISERS, "optimiser", settings)(parameters, **_options(settings))
+    """The optimizer of a run: ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``."""
+    make = look_up(OPTIMISERS, "optimiser", settings["name"])
+    return make(parameters, **_options("optimiser", make, settings))
 
 
 def learning_rate(
-    settings: Mapping[str, Any], base: float, iteration: int, steps_per_epoch: int
+    settings: Mapping[str, Any], base: float, iteration: int, iterations_per_epoch: int
 ) -> float:
-    """The learning rate of the update that follows ``iteration`` updates.
+    """The learning rate of the iteration that follows ``iteration`` others.
 
     Example:
-        >>> learning_rate({"name": "halve", "interval": 40}, 1.0, iteration=80, steps_per_epoch=1)
+        >>> learning_rate({"name": "halve", "interval": 40}, 1.0, 80, iterations_per_epoch=1)
         0.25
         >>> learning_rate({"name": "steps", "at": [2], "factor": 0.2}, 0.5, 20, 10)
         0.1
     """
-    schedule = _row(SCHEDULES, "schedule", settings)
-    return base * schedule(iteration, iteration / steps_per_epoch, **_options(settings))
+    schedule = look_up(SCHEDULES, "schedule", settings["name"])
+    options = _options("schedule", schedule, settings)
+    return base * schedule(iteration, iteration / iterations_per_epoch, **options)
 
 
-def _row(table: Mapping[str, Any], kind: str, settings: Mapping[str, Any]) -> Any:
-    name = settings["name"]
-    if name not in table:
-        raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(table)}")
-    return table[name]
+def _options(kind: str, row: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that settings give to a row, if it has these and needs no others."""
+    options = dict(settings)
+    name, known = options.pop("name"), _keyword_arguments(row)
+    check_options(kind, name, options, known)
+    if absent := [key for key, needed in known.items() if needed and key not in options]:
+        raise ValueError(
+            f"{kind} {name!r} needs {', '.join(absent)}: give {kind}.{absent[0]}, e.g. with "
+            f"--set {kind}.{absent[0]}=VALUE"
+        )
+    return options
 
 
-def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != "name"}
+@cache
+def _keyword_arguments(row: Callable[..., Any]) -> dict[str, bool]:
+    """Each keyword argument of a function, and whether it has to be given."""
+    return {
+        name: parameter.default is parameter.empty
+        for name, parameter in inspect.signature(row).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }

@@ -1,7 +1,7 @@
 r"""Replicas of one training: the processes that torchrun started, or this process alone.
 
-Plain torch.distributed: all that a training needs of it is to add up, to tell and to gather, and
-how data and random numbers are shared out is decided here, so that it can be resumed exactly.
+Plain torch.distributed. A training needs sums, broadcasts and gathering of it; data and random
+numbers are shared out by this code, so that a training can be resumed exactly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Replicas", "joined", "number_of_replicas"]
+__all__ = ["Replicas", "joined", "number_of_replicas", "replicas_on_this_machine"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Replicas:
 
         Running statistics are those of the main replica, as where several GPUs of one process
         share a model; each replica normalises with its own batch unless its layers are
-        synchronised.
+        synchronized.
         """
         if self.count == 1:
             return model
@@ -90,6 +90,11 @@ class Replicas:
 def number_of_replicas() -> int:
     """How many torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def replicas_on_this_machine() -> int:
+    """How many of them share this machine's cores."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 @contextmanager

@@ -1,16 +1,16 @@
-r"""The training loop: one run on one data set, deterministic given its seed, and resumable."""
+r"""The training loop: its state, one iteration after the other, and the curve they make."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,96 +23,12 @@ from whitenorm.lab.randomness import derive, generator
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.training import probes
 from whitenorm.lab.training.batches import make_batches
-from whitenorm.lab.training.checkpoints import Checkpoint
+from whitenorm.lab.training.evaluation import Arithmetic, evaluate
 from whitenorm.lab.training.optim import learning_rate, make_optimiser
+from whitenorm.lab.training.outcome import Outcome, Point
 from whitenorm.lab.training.replicas import Replicas
 
-__all__ = ["Interrupted", "Outcome", "Progress", "Trainer", "train"]
-
-PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run leaves: the fields of a record that aren't known beforehand."""
-
-    status: str
-    final: Mapping[str, float | None]
-    history: Mapping[str, list[float | None]] = field(default_factory=dict)
-    probes: Mapping[str, Mapping[str, list[float | None]]] = field(default_factory=dict)
-    arrays: Mapping[str, Any] = field(default_factory=dict)
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a training is: told after every update, with the last point of its curve."""
-
-    iteration: int
-    total: int
-    examples: int
-    point: Mapping[str, float | None] = field(default_factory=dict)
-
-
-class Interrupted(Exception):
-    """A training was asked to stop, and its checkpoint is written."""
-
-
-def train(
-    run: Run,
-    dataset: Dataset | Pictures,
-    *,
-    device: torch.device | str = "cpu",
-    checkpoint: Checkpoint | None = None,
-    watch: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    replicas: Replicas | None = None,
-) -> Outcome:
-    """Trains a run to its end, from its checkpoint if there is one.
-
-    The same run gives the same outcome, times apart, whether it was interrupted or not, on the
-    same machine with the same number of threads.
-
-    Args:
-        run: What to train.
-        dataset: On what; as :func:`whitenorm.lab.execution.runner.load` prepares it.
-        device: Where.
-        checkpoint: Where to keep the state, if anywhere.
-        watch: Called after every update.
-        stop: Asked after every update; if it says True, the state is saved and
-            :class:`Interrupted` is raised.
-        replicas: The processes that train together, each of which calls this; the main one alone
-            reads and writes the checkpoint.
-    """
-    device, replicas = torch.device(device), replicas or Replicas()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        trainer = Trainer(run, dataset, device, replicas)
-        if checkpoint is not None:
-            load = checkpoint.load(run, torch.device("cpu")) if replicas.main else None
-            if (state := replicas.told(load)) is not None:
-                trainer.load_state_dict(state)
-
-        def save() -> None:
-            state = trainer.state_dict()
-            if checkpoint is not None and replicas.main:
-                checkpoint.save(run, state)
-
-        for point in trainer.updates():
-            if watch is not None:
-                done = trainer.iteration
-                watch(Progress(done, trainer.total, done * trainer.batches.batch_size, point))
-            if not trainer.may_ask():
-                continue
-            due = checkpoint is not None and checkpoint.due()
-            answers = replicas.gathered((stop is not None and stop(), due))
-            interrupted, due = any(asked for asked, _ in answers), answers[0][1]
-            if checkpoint is not None and (interrupted or due):
-                save()
-            if interrupted:
-                raise Interrupted(f"stopped after {trainer.iteration} of {trainer.total} updates")
-        if checkpoint is not None and checkpoint.final:
-            save()
-        return trainer.outcome()
+__all__ = ["Trainer"]
 
 
 class Trainer:
@@ -133,20 +49,19 @@ class Trainer:
         _check(run, self.replicas)
         self.run = run
         self.device = device
-        self.dtype = PRECISIONS[run.precision]
+        self.arithmetic = Arithmetic(run, device)
         self.method = make_method(**run.method)
-        self.model: nn.Module = build_model(
+        model = build_model(
             **run.model,
             method=self.method,
             num_classes=dataset.num_classes,
             input_shape=dataset.input_shape,
             generator=generator(run.seed, "initialisation"),
-        ).to(device, self.dtype)
-        if run.channels_last:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        )
+        self.model = self.arithmetic.place(model)
         if run.synchronized:
             synchronize(self.model)
-        if self.replicas.count > 1 and self.method.after_step is not None:
+        if self.replicas.count > 1 and self.method.after_iteration is not None:
             raise ValueError(
                 f"method {run.method['name']!r} changes weights by what it sees of a batch, which "
                 "would differ between replicas; train it in one process"
@@ -157,7 +72,7 @@ class Trainer:
         self.optimiser = make_optimiser(run.optimiser, self.model.parameters())
         self.dataset = dataset
         self.batches = make_batches(dataset, run, device, self.replicas)
-        self.total = run.iterations or (run.epochs or 0) * self.batches.steps_per_epoch
+        self.total = run.iterations or (run.epochs or 0) * self.batches.iterations_per_epoch
         self.iteration = 0
         self.seconds = 0.0
         self.reason: str | None = None
@@ -166,8 +81,8 @@ class Trainer:
         # Since the last point: sum of losses, wrong answers, examples.
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
-    def updates(self) -> Iterator[Mapping[str, float | None]]:
-        """Trains to the end; gives the last point of the curve after every update.
+    def iterations(self) -> Iterator[Point]:
+        """Trains to the end; gives the last point of the curve after every iteration.
 
         The clock stands still while a point or a probe is taken, and while the caller has control.
         On a GPU it is exact at the points, where the loss is asked for and so waited for.
@@ -176,10 +91,10 @@ class Trainer:
         if self.iteration == 0:
             self._take_probes()
         while self.iteration < self.total and self.reason is None:
-            epoch, start = divmod(self.iteration, self.batches.steps_per_epoch)
+            epoch, start = divmod(self.iteration, self.batches.iterations_per_epoch)
             begun = time.perf_counter()
             for x, y in self.batches.epoch(epoch, start):
-                self._update(x.to(self.dtype), y)
+                self._iterate(self.arithmetic.prepare(x), y)
                 self.seconds += time.perf_counter() - begun
                 if self.reason is None:
                     if self._point_is_due():
@@ -191,9 +106,9 @@ class Trainer:
                 begun = time.perf_counter()
 
     def may_ask(self) -> bool:
-        """Whether this is an update to look at values, and at what others have to say.
+        """Whether to look now at values, and at what the other replicas say.
 
-        Asking after every update would keep a GPU waiting.
+        Asking after every iteration would keep a GPU waiting.
         """
         return self.device.type == "cpu" or self.iteration % 50 == 0 or self._point_is_due()
 
@@ -250,24 +165,24 @@ class Trainer:
         if own["cuda_rng"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(own["cuda_rng"], self.device)
 
-    def _update(self, x: Tensor, y: Tensor) -> None:
+    def _iterate(self, x: Tensor, y: Tensor) -> None:
         self._set_learning_rate()
         if self.batches.full:
             # The last loss on the whole training set is exact; a mean would only lag behind.
             self._sums.zero_()
         try:
-            if self.iteration == 0 and self.method.after_step is not None:
-                self.method.after_step(self.model, x, 0)
+            if self.iteration == 0 and self.method.after_iteration is not None:
+                self.method.after_iteration(self.model, x, 0)
             self.optimiser.zero_grad(set_to_none=True)
             self._accumulate_gradient(x, y)
             self.optimiser.step()
             self.iteration += 1
             if self.may_ask() and not self._loss_is_finite():
                 self.reason = f"the loss was no number at update {self.iteration}"
-            elif self.method.after_step is not None:
-                self.method.after_step(self.model, x, self.iteration)
-        except torch.linalg.LinAlgError as error:
-            if self.replicas.count > 1:  # the others know nothing of it
+            elif self.method.after_iteration is not None:
+                self.method.after_iteration(self.model, x, self.iteration)
+        except LinAlgError as error:
+            if self.replicas.count > 1:  # the others would go on without this one
                 raise
             # Activations may overflow, and their decomposition fail, before the loss does.
             self.reason = f"a decomposition failed at update {self.iteration}: {error}"
@@ -276,24 +191,22 @@ class Trainer:
         return math.isfinite(float(self.replicas.add(self._sums[:1].clone())))
 
     def _accumulate_gradient(self, x: Tensor, y: Tensor) -> None:
-        if self.run.channels_last:
-            x = x.contiguous(memory_format=torch.channels_last)
         parts = list(zip(*(t.tensor_split(self.run.accumulate) for t in (x, y)), strict=True))
-        # Replicas' gradients are averaged, whatever their shares of the batch.
+        # DDP averages gradients over replicas, whatever their shares of the batch.
         whole = self.batches.batch_size / self.replicas.count
         for i, (part, target) in enumerate(parts):
-            with self._alone(i + 1 < len(parts)):
-                with self._autocast():
+            with self._averaged(i + 1 == len(parts)):
+                with self.arithmetic.autocast():
                     logits = self.parallel(part)
-                loss = F.cross_entropy(logits.to(self.dtype), target)
+                loss = F.cross_entropy(logits.to(self.arithmetic.dtype), target)
                 (loss * (len(part) / whole)).backward()
             wrong = (logits.detach().argmax(1) != target).sum()
             sums = [loss.detach() * len(part), wrong, torch.full_like(wrong, len(part))]
             self._sums += torch.stack([value.double() for value in sums])
 
-    def _alone(self, alone: bool) -> contextlib.AbstractContextManager[Any]:
-        """Without averaging gradients, which one pass of an update does for all."""
-        if alone and isinstance(self.parallel, DistributedDataParallel):
+    def _averaged(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Averages gradients over replicas in the last part of a batch, for all of its parts."""
+        if not last and isinstance(self.parallel, DistributedDataParallel):
             return self.parallel.no_sync()
         return contextlib.nullcontext()
 
@@ -302,13 +215,13 @@ class Trainer:
             self.run.schedule,
             self.run.optimiser["lr"],
             self.iteration,
-            self.batches.steps_per_epoch,
+            self.batches.iterations_per_epoch,
         )
         for group in self.optimiser.param_groups:
             group["lr"] = rate
 
     def _point_is_due(self) -> bool:
-        every = self.run.evaluate_every or self.batches.steps_per_epoch
+        every = self.run.evaluate_every or self.batches.iterations_per_epoch
         first = self.iteration == 1 and self.batches.full
         return first or self.iteration % every == 0 or self.iteration == self.total
 
@@ -318,41 +231,15 @@ class Trainer:
         self._sums.zero_()
         point: dict[str, float | None] = {
             "iteration": self.iteration,
-            "epoch": self.iteration / self.batches.steps_per_epoch,
+            "epoch": self.iteration / self.batches.iterations_per_epoch,
             "seconds": self.seconds,
             "rate": self.optimiser.param_groups[0]["lr"],
             "train_loss": loss / examples,
             "train_error": 100 * wrong / examples,
-            **self.evaluate(),
+            **evaluate(self.model, self.batches.test(), self.arithmetic, self.replicas),
         }
         for name, value in point.items():
             self.history.setdefault(name, []).append(value)
-
-    @torch.no_grad()
-    def evaluate(self) -> dict[str, float | None]:
-        """Loss and errors (%) on the test set, in eval mode; empty if there is no test set."""
-        sums = torch.zeros(4, dtype=torch.float64)  # of loss, wrong, wrong among five, examples
-        self.replicas.share_buffers(self.model)
-        self.model.eval()
-        for x, y in self.batches.test():
-            if self.run.channels_last:
-                x = x.contiguous(memory_format=torch.channels_last)
-            with self._autocast():
-                logits = self.model(x.to(self.dtype))
-            loss = F.cross_entropy(logits.to(self.dtype), y, reduction="sum")
-            best = logits.topk(min(5, logits.shape[1]), dim=1).indices == y[:, None]
-            wrong = [(~best[:, 0]).sum(), (~best.any(1)).sum()]
-            sums += torch.tensor([float(loss), *map(int, wrong), len(y)], dtype=torch.float64)
-        self.model.train()
-        loss, *counts = self.replicas.add(sums.to(self.device)).tolist()
-        wrong1, wrong5, examples = counts
-        if examples == 0:
-            return {}
-        return {
-            "test_loss": loss / examples,
-            "test_error": 100 * wrong1 / examples,
-            "test_top5_error": 100 * wrong5 / examples,
-        }
 
     def _take_probes(self) -> None:
         for name, options in self.run.probes.items():
@@ -361,23 +248,16 @@ class Trainer:
                 rest = {key: value for key, value in options.items() if key != "every"}
                 try:
                     values = probes.take(name, self.model, self.dataset, **rest)
-                except torch.linalg.LinAlgError as error:
-                    # The last update may have left weights that are no numbers.
+                except LinAlgError as error:
+                    # The last iteration may have left weights that are no numbers.
                     self.reason = f"probe {name!r} failed at update {self.iteration}: {error}"
                     return
                 columns = self.probes.setdefault(name, {})
                 for column, value in {"iteration": self.iteration, **values}.items():
                     columns.setdefault(column, []).append(value)
 
-    def _autocast(self) -> Any:
-        if self.run.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
-
 
 def _check(run: Run, replicas: Replicas) -> None:
-    if run.precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {run.precision!r}; there are {', '.join(PRECISIONS)}")
     if run.replicas != replicas.count:
         raise ValueError(
             f"the run is for {run.replicas} replicas, and there are {replicas.count}: start "

@@ -1,0 +1,64 @@
+r"""The command that measures speed and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from whitenorm.lab.bench import SUITES, fill_page, render, run_suite
+from whitenorm.lab.cli.terminal import Out, console
+from whitenorm.lab.lookup import look_up
+
+__all__ = ["bench"]
+
+
+def bench(
+    suite: Annotated[
+        list[str] | None,
+        typer.Option("--suite", help=f"{', '.join(f'`{name}`' for name in SUITES)}; repeatable."),
+    ] = None,
+    out: Out = Path("benchmarks/results"),
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds a case, at least.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of torch; one a core.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes, to see that it works; doesn't count.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Cases with this in their name; partial.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Fill this Markdown page from the records in DIR."),
+    ] = None,
+) -> None:
+    """Time DBN beside BatchNorm and the usual ports, interleaved in one run.
+
+    Writes a record (JSON) for each suite, and its tables (Markdown) beside it. Wants an idle
+    machine: the record says so if it wasn't. With `--page` and no `--suite`, nothing is measured.
+
+    Examples:
+
+    - `whitenorm bench --suite bars`
+
+    - `whitenorm bench --suite layer --quick --out /tmp/bench`
+
+    - `whitenorm bench --page docs/performance.md --out benchmarks/results`
+    """
+    names = suite or ([] if page else ["bars"])
+    for chosen in [look_up(SUITES, "suite", name) for name in names]:
+        path = run_suite(
+            chosen,
+            out,
+            rounds=rounds,
+            threads=threads,
+            quick=quick,
+            only=only,
+            progress=lambda line: console.print(escape(line), soft_wrap=True),
+        )
+        for file in [path, *render(path)]:
+            console.print(str(file), soft_wrap=True)
+    if page is not None:
+        console.print(f"{page}: {', '.join(fill_page(page, out))}", soft_wrap=True)

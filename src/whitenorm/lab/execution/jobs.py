@@ -1,0 +1,142 @@
+r"""One run from its settings to its record, in whichever process it is executed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whitenorm.lab.data.for_run import load
+from whitenorm.lab.lookup import look_up
+from whitenorm.lab.records.environment import environment
+from whitenorm.lab.records.record import Record
+from whitenorm.lab.records.run import Run
+from whitenorm.lab.training.axis_swapping import illustrate, measure_swapping
+from whitenorm.lab.training.checkpoints import Checkpoint
+from whitenorm.lab.training.outcome import Outcome
+from whitenorm.lab.training.train import train
+
+__all__ = ["TASKS", "Failure", "Job", "attempt", "checkpoint_path", "execute"]
+
+TASKS: dict[str, Callable[..., Outcome]] = {
+    "train": train,
+    "axis-swapping": measure_swapping,
+    "illustration": illustrate,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, and how to run it.
+
+    Args:
+        run: What.
+        study: For which study.
+        scale: At which of its scales.
+        out: Output folder, for a checkpoint; None for no checkpoint.
+        data: Data folder.
+        device: Where.
+        threads: Of torch. Results may differ in the last digits with their number.
+        checkpoint_every: Seconds between checkpoints.
+        owner: Id of the process that asked for it.
+    """
+
+    run: Run
+    study: str
+    scale: str
+    out: Path | None = None
+    data: Path | None = None
+    device: str = "cpu"
+    threads: int = 1
+    checkpoint_every: float = 60.0
+    owner: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended in an error. It has no record, so the next start tries it again."""
+
+    run: Run
+    error: str
+    trace: str
+
+
+def checkpoint_path(out: Path, run: Run) -> Path:
+    """Where the state of a run is kept."""
+    return out / "checkpoints" / f"{run.id}.pt"
+
+
+def execute(job: Job, **options: Any) -> Record:
+    """Runs a run to its end, from its checkpoint if there is one.
+
+    Args:
+        job: What and how.
+        options: Of :func:`whitenorm.lab.training.train.train`, in place of those that the job
+            implies.
+    """
+    run = job.run
+    task = look_up(TASKS, "task", run.task)
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    # A cluster's other machines may not have the folder; then a run has no checkpoint.
+    if job.out is not None and Path(job.out).is_dir():
+        checkpoint = Checkpoint(checkpoint_path(job.out, run), job.checkpoint_every)
+        options = {"checkpoint": checkpoint, **options}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        outcome = task(run, load(run, job.data), device=job.device, **options)
+        machine = environment(job.device)
+    finally:
+        torch.set_num_threads(threads)
+    return Record(
+        run=run,
+        study=job.study,
+        scale=job.scale,
+        status=outcome.status,
+        final=outcome.final,
+        history=outcome.history,
+        probes=outcome.probes,
+        arrays=outcome.arrays,
+        reason=outcome.reason,
+        environment=machine,
+        started=started,
+    )
+
+
+def attempt(job: Job) -> Record | Failure:
+    """Executes a job, perhaps in a worker process; an error becomes a :class:`Failure`."""
+    if os.getpid() != job.owner:
+        _end_with(job.owner)
+    try:
+        return execute(job)
+    except Exception as error:
+        return Failure(job.run, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+@cache  # once for each worker process
+def _end_with(owner: int) -> None:
+    """Makes a worker process end when its owner ends, and not before.
+
+    Ctrl-C in a terminal reaches the workers too; they ignore it, and the owner ends them. An owner
+    that was killed can't, so a worker also watches whether its owner is still its parent.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == owner:
+            time.sleep(1)
+        os._exit(1)
+
+    if os.getppid() == owner:  # not so for a cluster's workers, which the cluster ends
+        threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,79 @@
+r"""The precision and memory layout that a run computes in, and its losses on the test set."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from whitenorm.lab.lookup import look_up
+from whitenorm.lab.records.run import Run
+from whitenorm.lab.training.replicas import Replicas
+
+__all__ = ["Arithmetic", "evaluate"]
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+
+
+class Arithmetic:
+    """In which precision and memory layout a run computes on a device."""
+
+    def __init__(self, run: Run, device: torch.device) -> None:
+        self.device = device
+        self.dtype = look_up(PRECISIONS, "precision", run.precision)
+        self._bf16 = run.precision == "bf16"
+        self._channels_last = run.channels_last
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Moves a model there."""
+        model = model.to(self.device, self.dtype)
+        if self._channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """A batch, ready for the model."""
+        x = x.to(self.dtype)
+        return x.contiguous(memory_format=torch.channels_last) if self._channels_last else x
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """For the forward pass."""
+        if self._bf16:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    arithmetic: Arithmetic,
+    replicas: Replicas,
+) -> dict[str, float | None]:
+    """Loss and errors (%) in eval mode over the batches of all replicas; empty without examples.
+
+    The model is left in train mode.
+    """
+    sums = torch.zeros(4, dtype=torch.float64)  # of loss, wrong, wrong among five, examples
+    replicas.share_buffers(model)
+    model.eval()
+    for x, y in batches:
+        with arithmetic.autocast():
+            logits = model(arithmetic.prepare(x))
+        loss = F.cross_entropy(logits.to(arithmetic.dtype), y, reduction="sum")
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices == y[:, None]
+        wrong = [(~best[:, 0]).sum(), (~best.any(1)).sum()]
+        sums += torch.tensor([float(loss), *map(int, wrong), len(y)], dtype=torch.float64)
+    model.train()
+    total, wrong1, wrong5, examples = replicas.add(sums.to(arithmetic.device)).tolist()
+    if examples == 0:
+        return {}
+    return {
+        "test_loss": total / examples,
+        "test_error": 100 * wrong1 / examples,
+        "test_top5_error": 100 * wrong5 / examples,
+    }

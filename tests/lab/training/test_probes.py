@@ -1,0 +1,38 @@
+"""Probes: taken on the way, and without a trace in the training."""
+
+import torch
+from tiny_study import BASE, without_times
+
+from whitenorm.lab.data.for_run import load
+from whitenorm.lab.training.train import train
+
+DBN = BASE.changed({"method": {"name": "dbn", "group_size": 8}})
+
+
+def test_probes_are_taken_on_the_way_and_change_nothing():
+    run = DBN.changed({"epochs": 2})
+    probes = {
+        "fisher": {"every": 5, "samples": 300},
+        "jacobian": {"every": 16, "samples": 8},
+    }
+    plain, probed = (train(r, load(run)) for r in (run, run.changed({"probes": probes})))
+    assert without_times(probed)[:3] == without_times(plain)[:3]
+    assert probed.probes["fisher"]["iteration"] == [0, 5, 10, 15, 16]
+    assert min(probed.probes["fisher"]["at_90_percent"]) > 1
+    assert probed.probes["jacobian"]["iteration"] == [0, 16]
+
+
+def test_a_probe_of_weights_that_are_no_numbers_is_divergence(monkeypatch):
+    def decompose(name, model, dataset, **options):
+        calls.append(name)
+        if len(calls) == 3:
+            raise torch.linalg.LinAlgError("the input matrix contained non-finite values")
+        return {"value": 1.0}
+
+    calls = []
+    monkeypatch.setattr("whitenorm.lab.training.probes.take", decompose)
+    run = BASE.changed({"probes": {"fisher": {"every": 4}}})
+    outcome = train(run, load(run))
+    assert outcome.status == "diverged"
+    assert outcome.reason.startswith("probe 'fisher' failed at update 8: the input matrix")
+    assert outcome.probes["fisher"] == {"iteration": [0, 4], "value": [1.0, 1.0]}
