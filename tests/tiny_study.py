@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 
 from whitenorm.lab.execution.runner import run_study
+from whitenorm.lab.records.record import Record
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.studies.claims import final, lower
+from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import Claim, Curve, Panel, PaperNumber, Scale, Study, View
 
 BASE = Run(
@@ -39,6 +41,30 @@ def tiny_study(probes=None, **changes):
         ),
         paper=(PaperNumber("digits", "BN", "test_error", 1.25, 0.5),),
     )
+
+
+def tiny_results(**curves):
+    """Results without a grid, from last losses, or whole curves of them, a list a seed."""
+    made, records = [], {}
+    for label, seeds in curves.items():
+        method = {"name": "dbn", "group_size": 1 + len(made)}
+        made.append(Curve(label, BASE.changed({"method": method})))
+        for seed, values in enumerate(seeds):
+            losses = values if isinstance(values, list) else [values]
+            steps = list(range(1, len(losses) + 1))
+            record = Record(
+                made[-1].seed_run({}, seed),
+                "tiny",
+                "small",
+                "diverged" if losses[-1] is None else "finished",
+                {"train_loss": losses[-1], "seconds": 2.0 * len(losses)},
+                {"iteration": steps, "train_loss": losses},
+                {"fisher": {"condition": losses}},
+            )
+            records[record.id] = record
+    plan = Scale((Panel("digits", tuple(made)),), seeds=3, duration="")
+    study = tiny_study()
+    return Results(type(study)(**{**vars(study), "scales": {"small": plan}}), "small", records)
 
 
 def comparable(record):

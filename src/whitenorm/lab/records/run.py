@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-__all__ = ["Run", "canonical_json"]
+__all__ = ["Run", "Settings", "canonical_json"]
 
 Settings = Mapping[str, Any]
 """The name of a row in a table and its options, e.g. ``{"name": "sgd", "lr": 0.1}``."""

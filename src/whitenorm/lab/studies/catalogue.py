@@ -7,9 +7,12 @@ row is made of is in :mod:`whitenorm.lab.studies.study`; to add a study is to ad
 
 from __future__ import annotations
 
-from whitenorm.lab.studies.convnets import FIG6, FIG7, TABLE1, TABLE2, TABLE3
-from whitenorm.lab.studies.perceptrons import DEMO, FIG2, FIG3, FIG4, FIG5
+from whitenorm.lab.lookup import look_up
+from whitenorm.lab.studies.convnets import FIG6, FIG7
+from whitenorm.lab.studies.faces import FIG4, FIG5
+from whitenorm.lab.studies.perceptrons import DEMO, FIG2, FIG3
 from whitenorm.lab.studies.remarks import ISOMETRY, RUNNING
+from whitenorm.lab.studies.residual import TABLE1, TABLE2, TABLE3
 from whitenorm.lab.studies.study import Study
 
 __all__ = ["STUDIES", "find_study"]
@@ -26,6 +29,4 @@ STUDIES: dict[str, Study] = {
 
 def find_study(name: str) -> Study:
     """The study of that name."""
-    if name not in STUDIES:
-        raise ValueError(f"unknown study {name!r}; there are {', '.join(STUDIES)}")
-    return STUDIES[name]
+    return look_up(STUDIES, "study", name)

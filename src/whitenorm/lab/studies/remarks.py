@@ -6,7 +6,7 @@ from typing import Any
 
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.studies.claims import at, final, lower, no_higher, together
-from whitenorm.lab.studies.study import Claim, Curve, Panel, Scale, Study, View
+from whitenorm.lab.studies.study import Claim, Panel, Scale, Study, View
 
 __all__ = ["ISOMETRY", "RUNNING"]
 
@@ -26,17 +26,10 @@ def _isometry(dataset: str, depths: tuple[int, ...], width: int, **changes: Any)
         evaluate_every=10,
         probes={"jacobian": {"every": 50, "samples": 256}},
     )
-    methods = {"plain": "plain", "BN": "bn", "DBN": "dbn"}
+    methods = {label: {"name": label.lower()} for label in ("plain", "BN", "DBN")}
     panels = tuple(
-        Panel(
-            f"{depth} layers",
-            tuple(
-                Curve(
-                    label,
-                    base.changed({"method.name": name, "model.hidden": [width] * (depth - 1)}),
-                )
-                for label, name in methods.items()
-            ),
+        Panel.of_methods(
+            f"{depth} layers", base.changed({"model.hidden": [width] * (depth - 1)}), methods
         )
         for depth in depths
     )
@@ -118,16 +111,11 @@ def _running(dataset: str, hidden: list[int], batches: tuple[int, ...], **change
         iterations=iterations,
         evaluate_every=iterations // 10,
     )
+    methods = {
+        f"running {kind}": {"name": "dbn", "running": kind} for kind in ("whitening", "covariance")
+    }
     panels = tuple(
-        Panel(
-            f"batch {size}",
-            tuple(
-                Curve(
-                    f"running {kind}", base.changed({"method.running": kind, "batch_size": size})
-                )
-                for kind in ("whitening", "covariance")
-            ),
-        )
+        Panel.of_methods(f"batch {size}", base.changed({"batch_size": size}), methods)
         for size in batches
     )
     return Scale(panels, **changes)

@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from whitenorm.lab.records.record import Record
-from whitenorm.lab.records.run import Run
+from whitenorm.lab.records.run import Run, Settings
 
 if TYPE_CHECKING:
     from whitenorm.lab.studies.results import Results
@@ -126,6 +126,23 @@ class Panel:
 
     name: str
     curves: tuple[Curve, ...]
+
+    @classmethod
+    def of_methods(
+        cls,
+        name: str,
+        run: Run,
+        methods: Mapping[str, Settings],
+        grid: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Panel:
+        """A panel with a curve for each method, all else the same."""
+        return cls(
+            name,
+            tuple(
+                Curve(label, run.changed({"method": method}), grid or {})
+                for label, method in methods.items()
+            ),
+        )
 
     def curve(self, label: str) -> Curve:
         """The curve of that label."""

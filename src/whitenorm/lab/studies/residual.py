@@ -1,0 +1,313 @@
+r"""Studies of one DBN layer at the start of a residual network: tables 1 to 3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whitenorm.lab.records.run import Run, Settings
+from whitenorm.lab.studies.claims import faster, final, lower, together
+from whitenorm.lab.studies.shared_settings import BN, ERRORS, SUBSET, dbn, sgd, steps
+from whitenorm.lab.studies.study import Claim, Curve, Panel, PaperNumber, Scale, Study, View
+
+__all__ = ["TABLE1", "TABLE2", "TABLE3"]
+
+_TINY = {"dataset.size": 16, "epochs": 12, "subset": SUBSET}
+
+
+# --- Table 1: residual networks -----------------------------------------------------------------
+
+_EVERYWHERE_WINS = [("DBN everywhere", "Baseline"), ("DBN everywhere", "DBN-scale-L1")]
+
+
+def _table1(
+    depths: Sequence[int],
+    rates: Sequence[float] = (),
+    everywhere: bool = False,
+    changes: Settings | None = None,
+) -> tuple[Panel, ...]:
+    base = Run(
+        {"name": "cifar10", "preprocess": "channel", "augment": "crop+flip"},
+        {"name": "resnet"},
+        BN,
+        sgd(0.1, 1e-4),
+        steps((80, 120), 0.1),
+        batch_size=128,
+        epochs=160,
+    ).changed(changes or {})
+    first = {"model.placement": "first"}
+    curves: dict[str, Settings] = {
+        "Baseline": {},
+        "DBN-L1": {**first, "method": dbn(8, affine=False)},
+        "DBN-scale-L1": {**first, "method": dbn(8)},
+    }
+    if everywhere:
+        curves["DBN everywhere"] = {"method": dbn(16)}
+    grid = {"optimiser.lr": rates} if rates else {}
+    return tuple(
+        Panel(
+            f"Res-{depth}",
+            tuple(
+                Curve(label, base.changed({"model.depth": depth, **settings}), grid)
+                for label, settings in curves.items()
+            ),
+        )
+        for depth in depths
+    )
+
+
+(_HOUR,) = _table1(
+    (20,), changes={"epochs": 24, "schedule": steps((12, 18), 0.1), "precision": "bf16"}
+)
+_TABLE1 = {
+    "Baseline": (7.94, 7.31, 7.17, 7.21),
+    "DBN-L1": (7.94, 7.28, 6.87, 6.63),
+    "DBN-scale-L1": (7.77, 6.94, 6.83, 6.49),
+}
+TABLE1 = Study(
+    name="table1",
+    title="CIFAR-10, residual networks: one DBN layer at the start",
+    reference="Table 1",
+    question="Does one whitened layer improve a residual network?",
+    scales={
+        "small": Scale(
+            _table1(
+                (8, 14),
+                changes={**_TINY, "schedule": steps((6, 9), 0.1)},
+            ),
+            seeds=3,
+            duration="4 min on 2 cores",
+            reduced="Res-8 and Res-14; images of 16x16, 4,000 to train on and 2,000 to test on; "
+            "12 instead of 160 epochs; 3 instead of 5 seeds",
+        ),
+        "reduced": Scale(
+            _table1(
+                (20,),
+                (0.05, 0.1, 0.2),
+                everywhere=True,
+                changes={
+                    "dataset.size": 16,
+                    "epochs": 10,
+                    "subset": {"train": 10_000},
+                    "schedule": steps((5, 8), 0.1),
+                },
+            ),
+            seeds=3,
+            duration="30 min on 2 cores",
+            reduced="Res-20 only; images of 16x16, 10,000 to train on; 10 instead of 160 epochs; "
+            "the learning rate from a grid of 3, by the lowest training loss; 3 instead of 5 "
+            "seeds",
+        ),
+        "hour": Scale(
+            (Panel(_HOUR.name, (_HOUR.curve("DBN-scale-L1"),)),),
+            seeds=1,
+            duration="1 h on 1 core",
+            reduced="DBN-scale-L1 of Res-20 only, on the whole training set; 24 instead of 160 "
+            "epochs; bfloat16 (autocast); 1 seed",
+        ),
+        "paper": Scale(
+            _table1((20, 32, 44, 56)),
+            seeds=5,
+            duration="7 GPU days, at the paper's speed",
+        ),
+    },
+    views=(
+        ERRORS,
+        View("loss", "Training loss over training time", x="seconds", log="y"),
+    ),
+    claims=(
+        Claim(
+            "Our methods obtain lower test errors compared to BN over all 4 networks.",
+            "the last test error of DBN-L1, and of DBN-scale-L1, is clearly lower than the "
+            "baseline's, for each network",
+            lower(final("test_error"), [("DBN-L1", "Baseline"), ("DBN-scale-L1", "Baseline")]),
+        ),
+        Claim(
+            "DBN-scale-L1 marginally outperforms DBN-L1 in all cases.",
+            "the last test error of DBN-scale-L1 is clearly lower than that of DBN-L1, for each "
+            "network",
+            lower(final("test_error"), [("DBN-scale-L1", "DBN-L1")]),
+        ),
+        Claim(
+            "DBN in every layer (not in the paper, which could not afford it).",
+            "its last training loss, and its last test error, are clearly lower than those of the "
+            "baseline and of DBN-scale-L1, and it clearly needs fewer epochs, and fewer seconds, "
+            "to the training loss that both reach",
+            together(
+                *(lower(final(m), _EVERYWHERE_WINS) for m in ("train_loss", "test_error")),
+                *(faster(_EVERYWHERE_WINS, clock) for clock in ("epoch", "seconds")),
+            ),
+        ),
+    ),
+    metrics=("train_loss", "train_error", "test_error", "seconds_per_iteration"),
+    paper=tuple(
+        PaperNumber(f"Res-{depth}", label, "test_error", value)
+        for label, values in _TABLE1.items()
+        for depth, value in zip((20, 32, 44, 56), values, strict=True)
+    ),
+    notes=(
+        "In the paper's own table, DBN-L1 and the baseline tie at Res-20 (7.94).",
+        "Crops are padded by reflection, as in the authors' scripts.",
+    ),
+)
+
+
+# --- Table 2: wide residual networks ------------------------------------------------------------
+
+
+def _table2(
+    sizes: Sequence[tuple[int, int]], changes: Settings | None = None
+) -> tuple[Panel, ...]:
+    base = Run(
+        {"name": "cifar10", "preprocess": "channel", "augment": "crop+flip"},
+        {"name": "wrn", "dropout": 0.3},
+        BN,
+        sgd(0.1, 5e-4, nesterov=True),
+        steps((60, 120, 160), 0.2),
+        batch_size=128,
+        epochs=200,
+    ).changed(changes or {})
+    panels = []
+    for dataset, title in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):
+        for depth, widen in sizes:
+            sized = base.changed(
+                {"dataset.name": dataset, "model.depth": depth, "model.widen": widen}
+            )
+            stem = sized.changed({"model.placement": "stem", "method": dbn(16)})
+            curves = (Curve("Baseline", sized), Curve("DBN-scale-L1", stem))
+            panels.append(Panel(f"{title}, WRN-{depth}-{widen}", curves))
+    return tuple(panels)
+
+
+_TABLE2 = (
+    ("CIFAR-10, WRN-28-10", (3.99, 0.13), (3.79, 0.09)),
+    ("CIFAR-10, WRN-40-10", (3.80, 0.11), (3.74, 0.11)),
+    ("CIFAR-100, WRN-28-10", (18.75, 0.28), (18.36, 0.17)),
+    ("CIFAR-100, WRN-40-10", (18.7, 0.22), (18.27, 0.19)),
+)
+TABLE2 = Study(
+    name="table2",
+    title="CIFAR-10 and CIFAR-100, wide residual networks",
+    reference="Table 2",
+    question="Does one whitened layer improve a wide residual network?",
+    scales={
+        "small": Scale(
+            _table2(((10, 1), (16, 1)), {**_TINY, "schedule": steps((4, 7, 10), 0.2)}),
+            seeds=3,
+            duration="3 min on 2 cores, a data set",
+            reduced="WRN-10-1 and WRN-16-1; images of 16x16, 4,000 to train on and 2,000 to test "
+            "on; 12 instead of 200 epochs; 3 instead of 5 seeds",
+        ),
+        "paper": Scale(
+            _table2(((28, 10), (40, 10))),
+            seeds=5,
+            duration="50 GPU days, at the paper's speed",
+        ),
+    },
+    views=(ERRORS,),
+    claims=(
+        Claim(
+            "DBN improves the original WRN on both datasets and both networks.",
+            "the last test error of DBN-scale-L1 is clearly lower than the baseline's, in each "
+            "case",
+            lower(final("test_error"), [("DBN-scale-L1", "Baseline")]),
+        ),
+    ),
+    metrics=("train_error", "test_error", "seconds_per_iteration"),
+    paper=tuple(
+        PaperNumber(panel, label, "test_error", value, spread)
+        for panel, *columns in _TABLE2
+        for label, (value, spread) in zip(("Baseline", "DBN-scale-L1"), columns, strict=True)
+    ),
+    notes=("The DBN layer is added after the first convolution, as in the authors' scripts.",),
+)
+
+
+# --- Table 3: ImageNet --------------------------------------------------------------------------
+
+
+def _table3(
+    depths: Sequence[int], dataset: Settings, changes: Settings | None = None
+) -> tuple[Panel, ...]:
+    base = Run(
+        dataset,
+        {"name": "imagenet-resnet"},
+        BN,
+        sgd(0.1, 1e-4),
+        steps((30, 60), 0.1),
+        batch_size=256,
+        epochs=90,
+    ).changed(changes or {})
+    panels = []
+    for depth in depths:
+        sized = base.changed({"model.depth": depth})
+        extra = sized.changed({"model.stem": "extra-conv"})
+        curves = (
+            Curve("Baseline", sized),
+            Curve("Baseline + conv", extra),
+            Curve("DBN-scale-L1", extra.changed({"method": dbn(32)})),
+        )
+        panels.append(Panel(f"Res-{depth}", curves))
+    return tuple(panels)
+
+
+_TABLE3 = (
+    (18, (30.21, 10.87), (29.87, 10.36)),
+    (34, (26.53, 8.59), (26.46, 8.42)),
+    (50, (24.87, 7.58), (24.29, 7.08)),
+    (101, (22.54, 6.38), (22.17, 6.09)),
+)
+_BOTH_BASELINES = [("DBN-scale-L1", "Baseline"), ("DBN-scale-L1", "Baseline + conv")]
+TABLE3 = Study(
+    name="table3",
+    title="ImageNet, residual networks",
+    reference="Table 3",
+    question="Does one whitened layer improve a residual network on ImageNet?",
+    scales={
+        "small": Scale(
+            _table3(
+                (18,),
+                {"name": "tiny-imagenet-20", "size": 32, "augment": "crop+flip"},
+                {"batch_size": 64, "epochs": 10, "schedule": steps((6, 8), 0.1)},
+            ),
+            seeds=3,
+            duration="6 min on 2 cores",
+            reduced="Res-18 only, on 20 classes of Tiny-ImageNet at 32x32 (2,000 training "
+            "images); batches of 64; 10 instead of 90 epochs; padded crops instead of random "
+            "resized ones",
+        ),
+        "paper": Scale(
+            _table3(
+                (18, 34, 50, 101),
+                {"name": "imagenet", "stream": True, "size": 224, "colour": True},
+            ),
+            seeds=1,
+            duration="3 months of 2 to 8 GPUs, likewise",
+        ),
+    },
+    views=(
+        ERRORS,
+        View("top5", "Top-5 test error", y=("test_top5_error",)),
+    ),
+    claims=(
+        Claim(
+            "DBN-scale-L1 achieves lower test errors compared to the original residual networks.",
+            "the last top-1 and top-5 test errors of DBN-scale-L1 are clearly lower than those of "
+            "the baseline, and of the baseline with the extra convolution, for each network",
+            together(
+                *(lower(final(m), _BOTH_BASELINES) for m in ("test_error", "test_top5_error"))
+            ),
+        ),
+    ),
+    metrics=("train_error", "test_error", "test_top5_error"),
+    paper=tuple(
+        PaperNumber(f"Res-{depth}", label, metric, value)
+        for depth, *columns in _TABLE3
+        for label, values in zip(("Baseline", "DBN-scale-L1"), columns, strict=True)
+        for metric, value in zip(("test_error", "test_top5_error"), values, strict=True)
+    ),
+    notes=(
+        "The authors added a 3x3 convolution with the DBN layer and gave their baseline none. "
+        "'Baseline + conv' has it, with BN, so that only the normalisation differs.",
+        "With one seed, as in the paper, no difference can be called clear.",
+    ),
+)
