@@ -1,11 +1,13 @@
 r"""Speed and memory, side by side with what a user would pick instead.
 
-Alternatives are timed in turns within one run; a run leaves one JSON record, and every table and
-figure is made from such records alone.
+:mod:`~whitenorm.lab.bench.suites` lists what is compared, :mod:`~whitenorm.lab.bench.harness`
+measures it and writes one JSON record a suite, and every table and figure is made from such
+records alone.
 """
 
-from whitenorm.lab.bench.pages import fill, render
-from whitenorm.lab.bench.run import BenchError, run_bench
+from whitenorm.lab.bench.harness import BenchError
+from whitenorm.lab.bench.records import run_suite
+from whitenorm.lab.bench.render import fill_page, render
 from whitenorm.lab.bench.suites import SUITES
 
-__all__ = ["SUITES", "BenchError", "fill", "render", "run_bench"]
+__all__ = ["SUITES", "BenchError", "fill_page", "render", "run_suite"]

@@ -1,373 +1,236 @@
-r"""Records as Markdown: every number in a page comes from here."""
+r"""Records as Markdown: every measured number on a page comes from here."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from whitenorm.lab.bench.markdown import (
-    cell,
-    label,
-    milliseconds,
-    ratio_of,
-    size_text,
-    with_quartiles,
-)
-from whitenorm.lab.bench.roofline import bound
-from whitenorm.lab.reporting.markdown import Row, table
+from whitenorm.lab.reporting.markdown import table
 
-__all__ = ["bars_of", "curve", "layer_bounds", "main_layers", "slope", "tables"]
+__all__ = ["for_page", "is_usual", "report"]
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2}
+Data = dict[str, Any]
+
+# What the page about performance shows; all else is in the tables beside the records.
+PAGE_NETWORKS = {
+    "VGG-A": ("dbn-g8", "dbn-g16", "dbn-g64", "dbn-g512"),
+    "Res-20": ("dbn-scale", "dbn-all-g16"),
+    "Res-56": ("dbn-scale", "dbn-all-g16"),
+    "WRN-28-10": ("dbn-all-g16",),
+    "Res-50": ("dbn-all-g16",),
+    "MLP": ("dbn-g16",),
+}
+PAGE_LAYERS = ("[64, 64, 32, 32]", "[256, 128, 16, 16]", "[256, 512, 4, 4]", "[256, 128]")
+PAGE_FORMATS = "[256, 128, 16, 16]"  # the input that other formats are shown for
+MODES = {
+    "layer": "forward + backward",
+    "training": "training iteration",
+    "inference": "inference",
+    "memory": "peak memory of a training iteration",
+}
 
 
-def tables(record: dict[str, Any]) -> dict[str, str]:
-    """The Markdown blocks of a record by name."""
-    suite = record["suite"]
-    blocks = {f"{suite}-where": _where(record)}
-    blocks.update((name, make(record)) for name, make in _BLOCKS[suite].items())
-    return blocks
+def for_page(record: Data) -> str:
+    """What the page shows of a record: a short table, and where it was measured."""
+    cases = record["cases"]
+    if record["suite"] == "bars":
+        met = [_is_met(bar, case) for case, bar in _bars_of(cases)]
+        text = f"{sum(met)} of {len(met)} goals are met."
+    elif record["suite"] == "layer":
+        usual = [case for case in cases if is_usual(case) and case["title"] in PAGE_LAYERS]
+        other = [case for case in cases if not is_usual(case) and case["title"] == PAGE_FORMATS]
+        text = _layers(usual + other, (1, 8, 16, 64))
+    elif record["suite"] == "network":
+        text = _networks(cases)
+    else:
+        text = _everything(_page_rows(cases, "memory"))
+    return f"{text}\n\n{_where(record)}"
 
 
-def _where(record: dict[str, Any]) -> str:
+def report(record: Data) -> str:
+    """All of a record."""
+    parts = [f"# {record['title']}", _where(record)]
+    if record["suite"] == "bars":
+        parts.append(_bars(record["cases"]))
+    if record["suite"] == "layer":
+        parts.append(_layers(record["cases"], (1, 4, 8, 16, 32, 64)))
+    for mode, words in MODES.items():
+        cases = [case for case in record["cases"] if _mode(case) == mode]
+        rows = [(case, name) for case in cases for name in case["alternatives"]]
+        parts += [f"## All measurements: {words}", _everything(rows)] if rows else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _where(record: Data) -> str:
     """When, on what and how undisturbed."""
-    env, cases = record["environment"], record["cases"]
-    minutes = sum(case["watch"]["seconds"] for case in cases) / 60
-    rounds = [case["rounds"] for case in cases]
-    count = f"{min(rounds)} to {max(rounds)}" if min(rounds) < max(rounds) else f"{rounds[0]}"
+    env = record["environment"]
+    rounds = sorted({case["rounds"] for case in record["cases"]})
     text = (
         f"{env['date'][:10]}, revision {env['revision'] or 'unknown'}: {env['threads']} threads "
-        f"on {env['cores']} cores of {env['cpu']}, torch {env['torch']}; {count} rounds, "
-        f"{minutes:.1f} minutes; load average {record['load'][0]:.2f} before, "
-        f"{record['load'][1]:.2f} after."
+        f"on {env['cores']} cores of {env['cpu']}, torch {env['torch']}, "
+        f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds."
     )
-    text += " Freed memory was kept." if env.get("memory_kept") else ""
     tuned = [f"`{name}={value}`" for name, value in env.get("variables", {}).items()]
     text += f" With {', '.join(tuned)}." if tuned else ""
-    warnings = [f"The machine was not idle: {reason}." for reason in record["disturbances"]]
     if record["quick"]:
-        warnings.insert(0, "Sizes were shrunk to try the harness: these numbers mean nothing.")
+        text += " **Sizes were shrunk to try the harness: these numbers mean nothing.**"
     if record["only"] is not None:
-        warnings.insert(0, f"Only the cases with {record['only']!r} in their name were measured.")
-    warnings += [f"Measured {note}." for note in record["notes"]]
-    return "\n".join([text, *(f"\n> **{warning}**" for warning in warnings)])
+        text += f" **Only the cases with {record['only']!r} in their name were measured.**"
+    reasons = "; ".join(record["disturbances"])
+    return f"{text} **The machine was not idle: {reasons}.**" if reasons else text
 
 
-# --- the bars -----------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------
 
 
-def bars_of(record: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each bar with the case that it is about."""
-    for case in record["cases"]:
-        for bar in case["bars"]:
-            yield bar, case
-
-
-def _bars(record: dict[str, Any]) -> str:
-    rows, met = [], 0
-    for bar, case in bars_of(record):
-        ratio = ratio_of(case, bar["alternative"], bar["reference"], bar["quantity"])
-        beside = [
-            f"{cell(case, name, bar['reference'], bar['quantity'])} ({label(name)})"
-            for name in bar["beside"]
-            if name in case["alternatives"]
-        ]
-        holds = ratio["median"] <= bar["at_most"]
-        met += holds
-        rows.append(
-            (
-                bar["what"],
-                bar["paper"],
-                ", ".join(beside) or "-",
-                with_quartiles(ratio, 3),
-                f"{ratio['of_medians']:.3f}",
-                f"<= {bar['at_most']:.2f}",
-                "met" if holds else "**not met**",
-            )
-        )
-    head = ("what", "paper", "usual ports, same run", "ratio (quartiles)", "of medians", "bar", "")
-    return f"{met} of {len(rows)} bars are met.\n\n{table(head, rows)}"
-
-
-# --- layers -------------------------------------------------------------------------------------
-
-
-def main_layers(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cases in the usual format, float32 and contiguous."""
-    usual = {"dtype": "float32", "layout": "contiguous"}
-    return [case for case in record["cases"] if usual.items() <= case["info"].items()]
-
-
-def _layer(record: dict[str, Any]) -> str:
-    """Forward and backward against BN, by group size."""
-    cases = main_layers(record)
-    sizes = sorted({k for case in cases for k in _groups(case)} & {1, 4, 8, 16, 32, 64})
+def _layers(cases: Iterable[Data], groups: Iterable[int]) -> str:
+    """Forward and backward against BN, by group size, and the usual ports at group 16."""
+    names = [*(f"dbn-g{k}" for k in groups), "loop-g16", "newton-g16"]
     rows = []
     for case in cases:
-        groups = _groups(case)
-        cells = [cell(case, f"dbn-g{k}", "bn") for k in sizes]
-        full = f"{cell(case, f'dbn-g{groups[-1]}', 'bn')} (G{groups[-1]})"
-        start = (case["info"]["network"], case["title"], milliseconds(case, "bn", "both"))
-        rows.append((*start, *cells, full))
-    return table(("network", "input", "BN ms", *(f"G{k}" for k in sizes), "largest"), rows)
+        largest = [name for name in case["alternatives"] if name.startswith("dbn")][-1]
+        ratios = [_ratio(case, name, "bn") for name in names]
+        ratios.append(f"{_ratio(case, largest, 'bn')} ({_label(largest).removeprefix('DBN ')})")
+        rows.append((_title(case), _value(case, "bn", "both"), *ratios))
+    return table(("input", "BN ms", *map(_label, names), "largest DBN"), rows)
 
 
-def _groups(case: dict[str, Any]) -> list[int]:
-    infos = [alternative["info"] for alternative in case["alternatives"].values()]
-    return [info["group"] for info in infos if info["kind"] == "dbn"]
-
-
-def _phases(record: dict[str, Any]) -> str:
-    """Each pass by itself, and everything else that one might use, at group 16."""
-    rows = []
-    for case in main_layers(record):
-        for k in dict.fromkeys(k for k in _groups(case) if k in (16, _groups(case)[-1])):
-            ours = f"dbn-g{k}"
-            rows.append(
-                (
-                    case["title"],
-                    f"G{k}",
-                    *(milliseconds(case, ours, q) for q in ("forward", "backward")),
-                    *(cell(case, ours, "bn", q) for q in ("forward", "backward", "both")),
-                    cell(case, f"loop-g{k}", "bn"),
-                    cell(case, f"newton-g{k}", "bn"),
-                    cell(case, ours, "conv"),
-                )
-            )
-    head = ("input", "group", "forward ms", "backward ms", "forward / BN", "backward / BN")
-    more = ("both / BN", "loop over eigh / BN", "Newton-Schulz / BN", "both / convolution")
-    return table((*head, *more), rows)
-
-
-def _formats(record: dict[str, Any]) -> str:
-    """The same in other formats, each against BN in that format."""
-    others = [case for case in record["cases"] if case not in main_layers(record)]
+def _networks(cases: list[Data]) -> str:
+    inferred = {case["title"]: case for case in cases if _mode(case) == "inference"}
     rows = [
         (
-            case["title"],
-            case["info"]["dtype"],
-            case["info"]["layout"],
-            milliseconds(case, "bn", "both"),
-            cell(case, "dbn-g16", "bn"),
-            cell(case, "dbn-g64", "bn"),
-            cell(case, "loop-g16", "bn"),
-            cell(case, "newton-g16", "bn"),
-            cell(case, "dbn-g16", "conv"),
+            _title(case),
+            _label(name),
+            _value(case, "bn", "step"),
+            _ratio(case, name, "bn", quartiles=True),
+            _paper(case, name),
+            _ratio(inferred[case["title"]], name, "bn"),
+            _ratio(inferred[case["title"]], f"{name}, folded", "bn, folded"),
         )
-        for case in others
+        for case, name in _page_rows(cases, "training")
     ]
-    head = ("input", "dtype", "layout", "BN ms", "G16 / BN", "G64 / BN")
-    more = ("loop over eigh G16 / BN", "Newton-Schulz G16 / BN", "G16 / convolution")
-    return table((*head, *more), rows)
+    head = ("network", "normalization", "BN ms", "training / BN", "paper", "inference / BN")
+    return table((*head, "both folded"), rows)
 
 
-def layer_bounds(record: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
-    """(case, alternative, bound) of BN and every DBN, with what was measured as "seconds"."""
-    for case in main_layers(record):
-        for name, alternative in case["alternatives"].items():
-            info = alternative["info"]
-            if info["kind"] in ("bn", "dbn"):
-                itemsize = ITEMSIZE[case["info"]["dtype"]]
-                limits = bound(
-                    case["info"]["shape"], info["group"], itemsize, info["calls"], record["rates"]
-                )
-                seconds = alternative["summary"]["both"]["median"]
-                yield case, name, {**limits, "seconds": seconds, "group": info["group"]}
+def _page_rows(cases: Iterable[Data], mode: str) -> Iterator[tuple[Data, str]]:
+    for case in cases:
+        title = case["title"].partition(" ")[0]  # older records add sizes to the MLP's title
+        if _mode(case) == mode and title in PAGE_NETWORKS:
+            names = ("bn", PAGE_NETWORKS[title][-1]) if mode == "memory" else PAGE_NETWORKS[title]
+            yield from ((case, name) for name in names if name in case["alternatives"])
 
 
-def _bounds(record: dict[str, Any]) -> str:
-    names = ("memory", "fresh", "arithmetic", "calls", "eigh")
+def _bars_of(cases: Iterable[Data]) -> list[tuple[Data, Data]]:
+    return [(case, bar) for case in cases for bar in case["bars"]]
+
+
+def _bars(cases: Iterable[Data]) -> str:
     rows = []
-    for case, name, limits in layer_bounds(record):
-        if name == "bn" or limits["group"] in (1, 16, 64, _groups(case)[-1]):
-            parts = (limits[key] for key in names)
-            rows.append(
-                (
-                    case["title"],
-                    label(name),
-                    *(f"{1e3 * part:.3g}" for part in parts),
-                    f"{1e3 * limits['bound']:.3g}",
-                    f"{1e3 * limits['seconds']:.3g}",
-                    f"{limits['seconds'] / limits['bound']:.1f}",
-                    limits["by"],
-                )
-            )
-    head = ("input", "layer", *names, "bound", "measured", "measured / bound", "largest part")
-    return table(head, rows)
-
-
-def _machine(record: dict[str, Any]) -> str:
-    rates = record["rates"]
-    rows = [
-        (f"copy of {size_text(size)}{where}", f"{rate / 1e9:.1f} GB/s")
-        for key, where in (("copy", ""), ("fresh", " into fresh memory"))
-        for size, rate in rates[key]
-    ]
-    rows.append(("large matrix product, float32", f"{rates['gemm'] / 1e9:.0f} Gflop/s"))
-    rows += [
-        (f"products of {k}x{k} matrices with long ones", f"{rate / 1e9:.0f} Gflop/s")
-        for k, rate in rates["products"]
-    ]
-    rows += [(f"eigh, {k}x{k}, float64", f"{1e6 * s:.3g} µs") for k, s in rates["eigh"]]
-    rows.append(("call of an operation", f"{1e6 * rates['call']:.2g} µs"))
-    return table(("what", "rate"), rows)
-
-
-def _parts(record: dict[str, Any]) -> str:
-    """The parts of a layer, and what is left of its time."""
-    rows = []
-    for case in record["cases"]:
-        if case["info"]["mode"] != "layer":
-            continue
-        (against,) = case["references"]
-        names = (case["info"]["ours"], "passes", "eigenvalues", against)
-        seconds = [case["alternatives"][name]["summary"]["both"]["median"] for name in names]
-        ours, passes, eigenvalues, theirs = seconds
-        times = (theirs, ours, passes, eigenvalues, ours - passes - eigenvalues)
-        shares = (ours / theirs, (passes + eigenvalues) / theirs)
+    for case, bar in _bars_of(cases):
+        ours, reference = bar["alternative"], bar["reference"]
+        ports = [ours.replace("dbn", port) for port in ("loop", "newton")]
         rows.append(
             (
-                case["title"],
-                label(against),
-                *(f"{1e3 * t:.3g}" for t in times),
-                *(f"{share:.2f}" for share in shares),
+                f"{_title(case)}, {MODES[_mode(case)]}: {_label(ours)} / {_label(reference)}",
+                _ratio(case, ours, reference, digits=3, quartiles=True),
+                f"{bar['at_most']:.2f}",
+                "met" if _is_met(bar, case) else "not met",
+                *(_ratio(case, port, reference) for port in ports),
             )
         )
-    head = ("input", "against", "its ms", "DBN ms", "passes", "eigenvalues", "the rest")
-    return table((*head, "ratio", "without the rest"), rows)
+    return table(("what", "ratio", "at most", "", "loop over eigh", "Newton-Schulz"), rows)
 
 
-def _calls(record: dict[str, Any]) -> str:
-    """Layers on small inputs, alone and with other layers' passes in between."""
-    rows = []
-    for case in record["cases"]:
-        if case["info"]["mode"] == "calls":
-            for name in ("bn", "dbn-g16"):
-                calls = case["alternatives"][name]["info"]["calls"]
-                times = (milliseconds(case, which, "both") for which in (name, f"{name}, cold"))
-                rows.append((case["title"], label(name), f"{calls}", *times))
-    return table(("input", "layer", "operations", "alone, ms", "after other layers, ms"), rows)
+def _is_met(bar: Data, case: Data) -> bool:
+    ratio = case["alternatives"][bar["alternative"]]["ratios"][bar["reference"]][case["main"]]
+    return bool(ratio["median"] <= bar["at_most"])
 
 
-def _bound_steps(record: dict[str, Any]) -> str:
-    """Training steps, and the same with only the passes and the eigenvalues in each layer."""
-    rows = []
-    for case in record["cases"]:
-        if case["info"]["mode"] == "training":
-            ours = case["info"]["ours"]
-            ratios = (ratio_of(case, name, "bn", "step") for name in (ours, "bare"))
-            rows.append(
-                (
-                    f"{case['title']}, batch {case['info']['batch']}",
-                    label(ours),
-                    milliseconds(case, "bn", "step"),
-                    *(with_quartiles(ratio, 3) for ratio in ratios),
-                )
-            )
-    return table(("network", "normalization", "BN ms", "DBN / BN", "without the rest"), rows)
+def _everything(rows: Iterable[tuple[Data, str]]) -> str:
+    """Alternatives of cases that all measure the same quantities."""
+    rows = list(rows)
+    first, name = rows[0]
+    timed = _mode(first) in ("training", "inference")  # by the paper too
+    phases = _mode(first) == "layer"
+    quantities = list(first["alternatives"][name]["summary"]) if phases else [first["main"]]
+    references = list(dict.fromkeys(name for case, _ in rows for name in case["references"]))
+    lines = [
+        (
+            _title(case),
+            _label(name),
+            *(_value(case, name, quantity) for quantity in quantities),
+            *(_ratio(case, name, reference, 3, quartiles=True) for reference in references),
+            *([_paper(case, name)] if timed else []),
+        )
+        for case, name in rows
+    ]
+    unit = "MiB" if _mode(first) == "memory" else "ms"
+    head = ["what", "alternative", *(f"{quantity} {unit}" for quantity in quantities)]
+    head += [f"/ {_label(name)}" for name in references]
+    return table([*head, *(["paper"] if timed else [])], lines)
 
 
-# --- networks -----------------------------------------------------------------------------------
+# --- cells --------------------------------------------------------------------------------------
 
 
-def _networks(mode: str, quantity: str) -> Callable[[dict[str, Any]], str]:
-    def make(record: dict[str, Any]) -> str:
-        rows: list[Row] = []
-        for case in record["cases"]:
-            if case["info"]["mode"] != mode:
-                continue
-            for name, alternative in case["alternatives"].items():
-                folded = name.endswith(", folded")
-                base = "bn, folded" if folded else "bn"
-                twin = base.replace("bn", "bn-extra-conv")
-                rows.append(
-                    (
-                        f"{case['title']}, batch {case['info']['batch']}",
-                        label(name),
-                        milliseconds(case, name, quantity),
-                        cell(case, name, base, quantity, quartiles=True),
-                        cell(case, name, twin, quantity, quartiles=True),
-                        " / ".join(f"{r:.2f}" for r in alternative["info"]["paper"].values())
-                        or "-",
-                    )
-                )
-        head = ("network", "normalization", "ms", "against BN", "against BN with extra 3x3")
-        return table((*head, "paper"), rows)
-
-    return make
-
-
-def _memory(record: dict[str, Any]) -> str:
-    rows = []
-    for case in record["cases"]:
-        for name, alternative in case["alternatives"].items():
-            summary = alternative["summary"]
-            rows.append(
-                (
-                    f"{case['title']}, batch {case['info']['batch']}",
-                    label(name),
-                    size_text(summary["allocated"]["median"]),
-                    cell(case, name, "bn", "allocated", digits=3),
-                    size_text(summary["resident"]["median"]),
-                    cell(case, name, "bn", "resident"),
-                )
-            )
-    head = ("network", "normalization", "allocated", "against BN", "resident", "against BN")
-    return table(head, rows)
-
-
-# --- growth -------------------------------------------------------------------------------------
-
-
-def slope(points: Iterable[tuple[float, float]]) -> float:
-    """The exponent p of y = c x^p that fits best in logarithms.
+def _label(name: str) -> str:
+    """An alternative in words.
 
     Example:
-        >>> round(slope([(1, 3.0), (2, 12.0), (4, 48.0)]), 6)
-        2.0
+        >>> _label("dbn-all-g16, folded"), _label("loop-g8"), _label("bn-extra-conv")
+        ('DBN everywhere G16, folded', 'loop over eigh G8', 'BN with extra 3x3')
     """
-    logs = [(math.log(x), math.log(y)) for x, y in points]
-    x0 = sum(x for x, _ in logs) / len(logs)
-    y0 = sum(y for _, y in logs) / len(logs)
-    return sum((x - x0) * (y - y0) for x, y in logs) / sum((x - x0) ** 2 for x, _ in logs)
+    for key, words in _WORDS.items():
+        name = name.replace(key, words)
+    return name.replace("-g", " G")
 
 
-def _scaling(record: dict[str, Any]) -> str:
-    rows = []
-    for case in record["cases"]:
-        ours, theirs = (curve(case, kind) for kind in ("dbn", "bn"))
-        half = len(ours) // 2
-        span = f"{ours[0][0]} to {ours[-1][0]}"
-        fits = (slope(ours), slope(ours[half:]), slope(theirs), slope(theirs[half:]))
-        rows.append((case["title"], span, "1", *(f"{fit:.2f}" for fit in fits)))
-    head = ("growth with", "from", "O(m d k)", "DBN", "DBN, upper half", "BN", "BN, upper half")
-    return table(head, rows)
-
-
-def curve(case: dict[str, Any], kind: str) -> list[tuple[float, float]]:
-    """(x, seconds of forward and backward) of BN or DBN in a case of the scaling suite."""
-    return [
-        (alternative["info"]["x"], alternative["summary"]["both"]["median"])
-        for alternative in case["alternatives"].values()
-        if alternative["info"]["kind"] == kind
-    ]
-
-
-_BLOCKS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
-    "bars": {"bars": _bars},
-    "layer": {
-        "layer": _layer,
-        "layer-phases": _phases,
-        "layer-formats": _formats,
-        "layer-bounds": _bounds,
-        "layer-machine": _machine,
-    },
-    "parts": {"parts": _parts, "parts-calls": _calls, "parts-steps": _bound_steps},
-    "network": {
-        "network-training": _networks("training", "step"),
-        "network-inference": _networks("inference", "inference"),
-    },
-    "scaling": {"scaling": _scaling},
-    "memory": {"memory": _memory},
+_WORDS = {
+    "bn-extra-conv": "BN with extra 3x3",
+    "dbn-all": "DBN everywhere",
+    "dbn": "DBN",
+    "bn": "BN",
+    "loop": "loop over eigh",
+    "newton": "Newton-Schulz",
+    "conv": "3x3 convolution",
 }
+
+
+def _mode(case: Data) -> str:
+    return str(case["info"].get("mode", "layer"))
+
+
+def is_usual(case: Data) -> bool:
+    """Whether a case of layers is in the usual format."""
+    return (case["info"]["dtype"], case["info"]["layout"]) == ("float32", "contiguous")
+
+
+def _title(case: Data) -> str:
+    info = case["info"]
+    if _mode(case) != "layer":
+        return f"{case['title']}, batch {info['batch']}"
+    last = ", channels last" if info["layout"] == "channels_last" else ""
+    return f"{case['title']} {info['dtype']}{last}"
+
+
+def _value(case: Data, name: str, quantity: str) -> str:
+    """A median, in milliseconds or MiB."""
+    scale = 2**-20 if _mode(case) == "memory" else 1e3
+    value = scale * case["alternatives"][name]["summary"][quantity]["median"]
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _ratio(case: Data, name: str, reference: str, digits: int = 2, quartiles: bool = False) -> str:
+    """The ratio of two alternatives in the main quantity; "-" if there is none."""
+    ratios = case["alternatives"].get(name, {}).get("ratios", {})
+    if reference not in ratios:
+        return "-"
+    found = ratios[reference][case["main"]]
+    middle, low, high = (f"{found[key]:.{digits}f}" for key in ("median", "q1", "q3"))
+    return f"{middle} ({low} to {high})" if quartiles and low != high else middle
+
+
+def _paper(case: Data, name: str) -> str:
+    ratios = case["alternatives"][name]["info"].get("paper", {}).values()
+    return " / ".join(f"{ratio:.2f}" for ratio in ratios) or "-"

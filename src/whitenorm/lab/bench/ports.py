@@ -1,8 +1,7 @@
-r"""What a user would have instead of whitenorm, written for the comparison.
+r"""The two usual ways to write this layer, for comparison.
 
-Both compute the same whitening as whitenorm (the first ``whitening="zca"``, the second
-``whitening="newton"``), keep running averages and scale and shift as it does, and take the usual
-road to it. Neither has half precision: they work in float32 then.
+Both compute what whitenorm does (``EighLoop`` with ``whitening="zca"``, ``NewtonSchulz`` with
+``"newton"``), with running averages, scale and shift. They do half precision in float32.
 """
 
 from __future__ import annotations
@@ -10,9 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+__all__ = ["EighLoop", "NewtonSchulz"]
+
 
 class _Whitening(nn.Module):
     """What the two share: channels as rows of a transposed copy, running averages, affine."""
+
+    running_mean: Tensor
+    running_whitening: Tensor
 
     def __init__(
         self, num_features: int, group_size: int, eps: float = 1e-5, momentum: float = 0.1
@@ -20,7 +24,7 @@ class _Whitening(nn.Module):
         super().__init__()
         if num_features % min(group_size, num_features):
             raise ValueError(
-                f"the baselines take group sizes that divide the channels, got {group_size} for "
+                f"the usual ports take group sizes that divide the channels, got {group_size} for "
                 f"{num_features} channels"
             )
         self.size = min(group_size, num_features)
