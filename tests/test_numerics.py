@@ -95,6 +95,57 @@ def test_nearly_singular_groups_are_whitened_as_float64_would():
     assert max(compare_with_float64(x, dy, group_size=16)) <= 1.5e-2
 
 
+def batch_norm_error(x):
+    """The relative error of torch's own BatchNorm on x, in the dtype of x."""
+    layer = torch.nn.BatchNorm2d if x.dim() == 4 else torch.nn.BatchNorm1d
+    y = layer(x.shape[1], dtype=x.dtype)(x)
+    exact = samples(x.double())
+    exact = exact - exact.mean(1, keepdim=True)
+    exact = exact - exact.mean(1, keepdim=True)
+    expected = exact / (exact.square().mean(1, keepdim=True) + 1e-5).sqrt()
+    return ((samples(y.detach()) - expected).norm(dim=1) / expected.norm(dim=1)).max().item()
+
+
+@pytest.mark.parametrize("shape", [(64, 8), (8, 8, 6, 6), (64, 16, 24, 24)], ids=str)
+@pytest.mark.parametrize("far", [1e3, 1e5, 1e6])
+def test_float64_is_as_good_as_batch_norm_wherever_the_mean_is(shape, far):
+    x = correlated(shape) + far
+    y, gradient = forward_backward(x, correlated(shape, 1), group_size=8)
+    centred = x - samples(x).mean(1).view(-1, *[1] * (x.dim() - 2))
+    expected, dx = forward_backward(centred, correlated(shape, 1), group_size=8)
+    errors = worst_channel(y, expected), worst_channel(gradient, dx)
+    assert max(errors) <= 100 * max(batch_norm_error(x), 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(64, 8), (8, 8, 6, 6), (64, 16, 24, 24)], ids=str)
+@pytest.mark.parametrize("far", [1e3, 1e5])
+def test_float32_is_accurate_with_few_samples_and_a_far_mean(shape, far):
+    x = (correlated(shape) + far).float()
+    assert max(compare_with_float64(x, correlated(shape, 1).float(), group_size=8)) <= 1e-3
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 1024, 1024), (4, 12, 400, 400)], ids=str)
+def test_float32_is_accurate_on_large_maps(shape):
+    """Sums over a million positions of an image, at a condition number of 1e4."""
+    k = shape[1]
+    generator = torch.Generator().manual_seed(0)
+    Q, _ = torch.linalg.qr(torch.randn(k, k, generator=generator))
+    mixing = Q @ torch.diag(torch.logspace(0, -2, k)) @ Q.T
+    x = torch.einsum("ij,njhw->nihw", mixing, torch.randn(shape, generator=generator))
+    dy = torch.randn(shape, generator=generator)
+    assert max(compare_with_float64(x, dy, group_size=k)) <= 1e-3
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 4, 4), (64, 16, 32, 32)], ids=["few", "many"])
+@pytest.mark.parametrize("scale", [1e18, 1e19, 1e25])
+def test_values_whose_squares_are_too_large_for_float32_are_whitened(shape, scale):
+    x, dy = correlated(shape), correlated(shape, 1)
+    y, gradient = forward_backward((scale * x).float(), dy, group_size=8)
+    expected, _ = forward_backward(x, dy, group_size=8, eps=0.0)
+    assert worst_channel(y, expected) <= 1e-4
+    assert gradient.isfinite().all()
+
+
 FINITE = {
     "zeros": torch.zeros(8, 6, 2, 2),
     "constants": torch.arange(6.0).view(1, 6, 1, 1).expand(8, 6, 2, 2),

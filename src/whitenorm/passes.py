@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from whitenorm.precision import may_read_values, work_dtype
+from whitenorm.precision import may_read_values, surely_finite, work_dtype
 
 __all__ = ["Term", "apply", "moments", "shift_for", "sums"]
 
@@ -39,17 +39,20 @@ def moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     and are taken again of x - shift, if one can see it without waiting for a device; else the
     shift is subtracted at once.
     """
-    count = max(x.shape[0] * x.shape[-1], 1)
+    count, work = max(x.shape[0] * x.shape[-1], 1), work_dtype(x)
     if may_read_values(x):
-        if x.numel() <= PIECE:  # so few that the better sums take no time
-            x = x.to(dtype)
-        mean, central = _central(*sums(x, None, dtype), count)
+        if x.numel() <= PIECE:  # so few that better sums take no time
+            work = dtype
+        mean, central = _central(*sums(x, None, dtype, work=work), count)
+        if work != dtype and not surely_finite(central):  # large values have larger squares
+            work = dtype
+            mean, central = _central(*sums(x, None, dtype, work=work), count)
         if not _any_far(mean, central / count):
             return mean, central
-        shift = mean.to(work_dtype(x))
+        shift = mean.to(work)
     else:
         shift = _mean_of_some(x)
-    offset, central = _central(*sums(x, shift, dtype), count)
+    offset, central = _central(*sums(x, shift, dtype, work=work), count)
     return shift + offset, central
 
 
@@ -85,13 +88,17 @@ def _mean_of_some(x: Tensor) -> Tensor:
 
 
 def sums(
-    x: Tensor, shift: Tensor | None, dtype: torch.dtype, g: Tensor | None = None
+    x: Tensor,
+    shift: Tensor | None,
+    dtype: torch.dtype,
+    g: Tensor | None = None,
+    work: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The sums over all samples of g, [G, k, 1], and of g (x - shift)^T, [G, k, k], in dtype.
 
-    Without g, those of x - shift and of (x - shift) (x - shift)^T.
+    Without g, those of x - shift and of (x - shift) (x - shift)^T. Products are made in ``work``.
     """
-    groups, work = x.shape[1], work_dtype(x)
+    groups, work = x.shape[1], work or work_dtype(x)
     views = (x,) if g is None else (x, g)
     together = _go_together(x)
     result: list[Tensor] = []

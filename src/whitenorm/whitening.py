@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from whitenorm.precision import surely_finite
+from whitenorm.precision import algebra_dtype, surely_finite
 
 __all__ = ["WHITENINGS", "Whitening", "decompose", "whitening_matrix"]
 
@@ -125,7 +125,8 @@ def _zca(S: Tensor, eps: float, _: int) -> tuple[Tensor, Tensor]:
 def _zca_vjp(S: Tensor, W: Tensor, WD: Tensor, dW: Tensor, _: int) -> Tensor:
     # From W R = I and R^2 = S: dS = -W X W, where R X + X R = sym(dW). In the eigenbasis this
     # divides by sqrt(l_i) + sqrt(l_j), never by the paper's l_i - l_j.
-    inverse_root = torch.linalg.vector_norm(WD, dim=-2)  # the columns of D have length 1
+    # The columns of D have length 1; squares of float32 may be too small for float32.
+    inverse_root = torch.linalg.vector_norm(WD, dim=-2, dtype=algebra_dtype(WD)).to(WD.dtype)
     if torch.is_grad_enabled():
         root = inverse_root.reciprocal()
         D = WD * root.unsqueeze(-2)
