@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 __all__ = ["Alternative", "Bar", "BenchError", "Case", "Suite", "Timed", "measure", "spread"]
 
-SAMPLE_SECONDS = 2e-3  # a sample lasts at least so long: far more than the clock's resolution
+SAMPLE_SECONDS = 0.02  # a sample lasts at least so long, to outweigh short disturbances
 REBUILD_EVERY = 5  # rounds after which all alternatives are built again
-MOST_ROUNDS = 10  # times the rounds asked for, in cases that are quick
 
 Columns = dict[str, list[float]]  # quantity -> its value in each round
 
@@ -34,12 +33,9 @@ class Sampler(Protocol):
 
 
 class Timed:
-    """Seconds that each of some phases takes; a sample repeats them until it is long enough.
+    """Seconds that each of some phases takes, run in order until a sample is long enough.
 
-    Args:
-        phases: What to run, by name and in order; the first may leave what the next takes up.
-        check: Called after the last sample.
-        least: Seconds that a sample lasts at least.
+    A phase may leave what the next one takes up. ``check`` is called after the last sample.
     """
 
     def __init__(
@@ -48,7 +44,7 @@ class Timed:
         check: Callable[[], None] = lambda: None,
         least: float = SAMPLE_SECONDS,
     ) -> None:
-        self._phases, self._check = phases, check
+        self._phases, self.check = phases, check
         self.repeats = 1
         self()  # what is set up on the first call isn't measured
         once = min(sum(self().values()) for _ in range(2))
@@ -62,9 +58,6 @@ class Timed:
                 phase()
                 seconds[name] += time.perf_counter() - start
         return {name: value / self.repeats for name, value in seconds.items()}
-
-    def check(self) -> None:
-        self._check()
 
 
 @dataclass(frozen=True)
@@ -102,52 +95,37 @@ class Case:
 
 @dataclass(frozen=True)
 class Suite:
-    """Cases, made by ``cases(quick)``; each has so many rounds, or more until seconds passed."""
+    """Cases, made by ``cases(quick)``, and how many rounds each has unless told."""
 
     name: str
     title: str
     cases: Callable[[bool], list[Case]]
     rounds: int
-    seconds: float
 
 
-def measure(case: Case, rounds: int, seconds: float = 0.0) -> dict[str, Any]:
+def measure(case: Case, rounds: int) -> dict[str, Any]:
     """The record of a case: every value, median and quartiles, and ratios to the references.
 
     Each round runs every alternative once. The order changes from round to round, so that no
     alternative always follows the same neighbour. Ratios are taken within a round, where both
     sides met the machine in the same state. Every few rounds all alternatives are built again:
     where their tensors lie in memory can change their speed by several per cent.
-
-    Args:
-        case: What to measure.
-        rounds: How many at least.
-        seconds: Goes on for so long, if that is more, up to ten times the rounds.
     """
+    rounds = min(rounds, case.most_rounds or rounds)
     makes = {alternative.name: alternative.make for alternative in case.alternatives}
     values: dict[str, Columns] = {name: {} for name in makes}
-    most = case.most_rounds or MOST_ROUNDS * rounds
-    wanted = min(rounds, most)
-    start, done = time.perf_counter(), 0
-
-    def goes_on() -> bool:
-        return done < wanted or (done < most and time.perf_counter() - start < seconds)
-
     samplers: dict[str, Sampler] = {}
-    while goes_on():
+    for first in range(0, rounds, REBUILD_EVERY):
         samplers.clear()  # first, so that the old ones are gone when the new ones are built
-        for name in _order(list(makes), done // REBUILD_EVERY):
+        for name in _order(list(makes), first // REBUILD_EVERY):
             samplers[name] = makes[name]()
         with _collector_paused():
-            for turn in range(-case.warmup, REBUILD_EVERY):
-                if turn >= 0 and not goes_on():
-                    break
+            for turn in range(-case.warmup, min(REBUILD_EVERY, rounds - first)):
                 gc.collect()
-                for name in _order(list(makes), done):
+                for name in _order(list(makes), first + max(turn, 0)):
                     for quantity, value in samplers[name]().items():
                         if turn >= 0:
                             values[name].setdefault(quantity, []).append(value)
-                done += turn >= 0
         for sampler in samplers.values():
             sampler.check()
     full = {name: _with_total(columns, case.total) for name, columns in values.items()}
@@ -155,7 +133,7 @@ def measure(case: Case, rounds: int, seconds: float = 0.0) -> dict[str, Any]:
         "name": case.name,
         "title": case.title,
         "info": dict(case.info),
-        "rounds": done,
+        "rounds": rounds,
         "main": case.total or next(iter(full[case.alternatives[0].name])),
         "references": list(case.references),
         "bars": [asdict(bar) for bar in case.bars],

@@ -41,10 +41,8 @@ def run_suite(
         out: Folder of records.
         rounds: How often each alternative is measured; the suite's own number by default.
         threads: Of torch; as many as there are cores by default.
-        quick: Measures a few small cases, to see that they work. The record is named
-            ``<suite>-quick.json`` and isn't for publication.
-        only: Measures the cases whose name contains this. The record is named
-            ``<suite>-partial.json`` and isn't for publication either.
+        quick: Measures a few small cases, to see that they work: ``<suite>-quick.json``.
+        only: Measures the cases whose name contains this: ``<suite>-partial.json``.
         progress: Called with a line for each case.
     """
     every = suite.cases(quick)
@@ -58,27 +56,21 @@ def run_suite(
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or joblib.cpu_count())
     try:
-        where = describe() | {"memory_kept": not quick and keep_memory()}
+        environment = describe() | {"memory_kept": not quick and keep_memory()}
         constant_work, found = time_constant_work(), []
         for number, case in enumerate(cases, start=1):
-            found.append(measure(case, rounds, 0.0 if quick else suite.seconds))
+            found.append(measure(case, rounds))
             constant_work += time_constant_work()
             progress(f"{number}/{len(cases)} {_summary(found[-1])}")
     finally:
         torch.set_num_threads(threads_before)
-    record = {
-        "format": FORMAT,
-        "suite": suite.name,
-        "title": suite.title,
-        "quick": quick,
-        "only": only,
-        "rounds": rounds,
-        "environment": where,
-        "disturbances": disturbances(constant_work),
-        "cases": found,
-    }
-    for reason in disturbances(constant_work):
+    reasons = disturbances(constant_work)
+    for reason in reasons:
         progress(f"the machine was not idle: {reason}")
+    identity = {"format": FORMAT, "suite": suite.name, "title": suite.title}
+    asked = {"quick": quick, "only": only, "rounds": rounds}
+    where = {"environment": environment, "disturbances": reasons}
+    record = {**identity, **asked, **where, "cases": found}
     name = suite.name + ("-quick" if quick else "") + ("-partial" if only is not None else "")
     path = out / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

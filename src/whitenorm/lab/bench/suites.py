@@ -22,31 +22,28 @@ __all__ = ["SUITES", "networks"]
 # --- layers -------------------------------------------------------------------------------------
 
 GROUPS = (1, 4, 8, 16, 32, 64)
-SHAPES: dict[str, list[tuple[int, ...]]] = {  # batches as large as two cores can bear
-    "VGG-A": [(64, 64, 32, 32), (256, 128, 16, 16), (256, 256, 8, 8), (256, 512, 4, 4)],
-    "VGG-A, last": [(256, 512, 2, 2)],
-    "Res-20": [(128, 16, 32, 32), (128, 32, 16, 16), (128, 64, 8, 8)],
-    "Res-50": [(32, 64, 56, 56), (8, 256, 56, 56), (8, 2048, 7, 7)],
-    "MLP": [(256, 128), (2414, 128)],
-}
+SHAPES: list[tuple[int, ...]] = [  # batches as large as two cores can bear
+    *((64, 64, 32, 32), (256, 128, 16, 16), (256, 256, 8, 8)),  # VGG-A
+    *((256, 512, 4, 4), (256, 512, 2, 2)),  # VGG-A, last layers
+    *((128, 16, 32, 32), (128, 32, 16, 16), (128, 64, 8, 8)),  # Res-20
+    *((32, 64, 56, 56), (8, 256, 56, 56), (8, 2048, 7, 7)),  # Res-50
+    *((256, 128), (2414, 128)),  # MLPs
+]
 FORMATS = (("float32", True), ("bfloat16", False), ("bfloat16", True))  # whether channels last
 FORMAT_SHAPES = [(64, 64, 32, 32), (256, 128, 16, 16), (256, 512, 4, 4), (32, 64, 56, 56)]
 
 
 def _layer(quick: bool) -> list[Case]:
     cases = []
-    for network, shapes in (
-        {"quick": [(32, 16), (8, 16, 4, 4)]}.items() if quick else SHAPES.items()
-    ):
-        for shape in shapes:
-            # All group sizes that the channels have and the samples can fill, then all channels.
-            most = min(shape[1], prod(shape) // shape[1], 512)
-            groups = [k for k in dict.fromkeys((*GROUPS, shape[1])) if k <= most]
-            cases.append(_layer_case(shape, _layer_names(groups), network))
+    for shape in [(32, 16), (8, 16, 4, 4)] if quick else SHAPES:
+        # All group sizes that the channels have and the samples can fill, then all channels.
+        most = min(shape[1], prod(shape) // shape[1], 512)
+        groups = [k for k in dict.fromkeys((*GROUPS, shape[1])) if k <= most]
+        cases.append(_layer_case(shape, _layer_names(groups)))
     for dtype, last in FORMATS:
         for shape in [(8, 16, 4, 4)] if quick else FORMAT_SHAPES:
             names = _layer_names((16, 64) if shape[1] >= 64 else (16,))
-            cases.append(_layer_case(shape, names, "", dtype, last))
+            cases.append(_layer_case(shape, names, dtype, last))
     return cases
 
 
@@ -60,7 +57,6 @@ def _layer_names(groups: Sequence[int]) -> list[str]:
 def _layer_case(
     shape: tuple[int, ...],
     names: Sequence[str],
-    network: str = "",
     dtype: str = "float32",
     channels_last: bool = False,
     bars: Sequence[Bar] = (),
@@ -71,7 +67,7 @@ def _layer_case(
         kind, _, group = name.partition("-g")
         make = partial(layer, name, shape, getattr(torch, dtype), channels_last)
         alternatives.append(Alternative(name, make, {"kind": kind, "group": int(group or 1)}))
-    info = {"mode": "layer", "network": network, "dtype": dtype, "layout": layout}
+    info = {"mode": "layer", "dtype": dtype, "layout": layout}
     references = [name for name in ("bn", "conv") if name in names]
     case_name = f"layer {list(shape)} {dtype} {layout}"
     return Case(case_name, f"{list(shape)}", alternatives, references, info, bars, total="both")
@@ -124,13 +120,8 @@ def _imagenet_resnet(depth: int, quick: bool) -> Choices:
     size, batch = (48, 4) if quick else (224, 8 if depth < 50 else 4)
     bn = Network("imagenet-resnet", "bn", batch, (3, size, size), 1000, {"depth": depth})
     twin = replace(bn, model_options={"depth": depth, "stem": "extra-conv"})
-    everywhere = replace(bn, everywhere=16)
-    return {
-        "bn": bn,
-        "bn-extra-conv": twin,
-        "dbn-scale": _dbn(twin, 32),
-        "dbn-all-g16": everywhere,
-    }
+    ours = {"dbn-scale": _dbn(twin, 32), "dbn-all-g16": replace(bn, everywhere=16)}
+    return {"bn": bn, "bn-extra-conv": twin, **ours}
 
 
 def _mlp(quick: bool) -> Choices:
@@ -200,10 +191,6 @@ LAYER_BARS = {
 }
 
 
-def _bars(quick: bool) -> list[Case]:
-    return [*_network_bars(quick), *_layer_bars(quick)]
-
-
 def _network_bars(quick: bool) -> Iterator[Case]:
     known = networks(quick)
     for mode, titles in NETWORK_BARS.items():
@@ -225,9 +212,9 @@ def _layer_bars(quick: bool) -> Iterator[Case]:
 
 
 _ALL = (
-    Suite("bars", "Goals", _bars, rounds=30, seconds=8),
-    Suite("layer", "One layer", _layer, rounds=20, seconds=2),
-    Suite("network", "Whole networks", _network, rounds=10, seconds=3),
-    Suite("memory", "Memory", _memory, rounds=1, seconds=0),
+    Suite("bars", "Goals", lambda quick: [*_network_bars(quick), *_layer_bars(quick)], rounds=30),
+    Suite("layer", "One layer", _layer, rounds=20),
+    Suite("network", "Whole networks", _network, rounds=10),
+    Suite("memory", "Memory", _memory, rounds=1),
 )
 SUITES = {suite.name: suite for suite in _ALL}

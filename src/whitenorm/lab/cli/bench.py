@@ -21,7 +21,7 @@ def bench(
         typer.Option("--suite", help=f"{', '.join(f'`{name}`' for name in SUITES)}; repeatable."),
     ] = None,
     out: Out = Path("benchmarks/results"),
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds a case, at least.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each case.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch; one a core.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes, to see that it works; doesn't count.")
