@@ -74,8 +74,11 @@ def run_suite(
     name = suite.name + ("-quick" if quick else "") + ("-partial" if only is not None else "")
     path = out / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_five_digits(record), separators=(",", ":"), allow_nan=False)
-    path.write_text(text + "\n")
+    # Five digits are more than any measurement is worth.
+    short = json.loads(
+        json.dumps(record, allow_nan=False), parse_float=lambda text: float(f"{float(text):.5g}")
+    )
+    path.write_text(json.dumps(short, separators=(",", ":")) + "\n")
     return path
 
 
@@ -103,12 +106,3 @@ def _summary(case: dict[str, Any]) -> str:
         if name != reference
     ]
     return f"{case['name']}, against {reference}: {', '.join(ratios)}"
-
-
-def _five_digits(value: Any) -> Any:
-    """The record with rounded numbers: five digits are more than any measurement is worth."""
-    if isinstance(value, dict):
-        return {key: _five_digits(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_five_digits(item) for item in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
