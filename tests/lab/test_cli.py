@@ -106,7 +106,9 @@ def test_data_is_listed_with_where_it_is_looked_for(tmp_path):
         (["train", "--method", "dbm"], "unknown method 'dbm'; there are plain"),
         (["train", "--set", "depth"], "--set takes PATH=VALUE, e.g. model.depth=20, got 'depth'"),
         (["train", "--epochs", "1", "--iterations", "1"], "give either epochs or iterations"),
+        (["train", "--schedule", "halve"], "schedule 'halve' needs interval: give schedule.inter"),
         (["data", "--fetch", "pie"], "may not be fetched"),
+        (["pages", "nowhere"], "no page beside nowhere, or in docs there, has a line"),
     ],
 )
 def test_errors_say_what_was_given_and_what_there_is(arguments, message, tmp_path, monkeypatch):
@@ -148,6 +150,7 @@ def test_a_failed_study_ends_with_an_error(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("whitenorm.lab.execution.jobs.load", lambda *_: 1 / 0)
     result = invoke("run", "tiny", "--out", tmp_path, "--jobs", 1)
     assert result.exit_code == 1
+    assert "6 runs failed; their traces are in" in plain(result.output)
     assert len(list((tmp_path / "failures").iterdir())) == 6
 
 

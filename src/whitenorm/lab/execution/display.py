@@ -105,7 +105,9 @@ class TrainDisplay:
         if reached > shown and (now - last > 1 or progress.iteration == progress.total):
             self._shown = reached, now
             values = _values(point, ("train_loss", "train_error", "test_error"))
-            self.console.print(f"epoch {point['epoch']:g}  {values}  [dim]{rate}[/]")
+            self.console.print(
+                f"epoch {point['epoch']:g}  {values}  [dim]{rate}[/]", soft_wrap=True
+            )
 
 
 def _bar(console: Console, *more: TextColumn) -> Bar:
