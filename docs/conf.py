@@ -1,5 +1,6 @@
 """The documentation's settings: Sphinx with furo and MyST, warnings are errors (`make docs`)."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -36,3 +37,12 @@ html_theme_options = {"navigation_with_keys": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_preserve_defaults = True
+
+
+def setup(app):
+    """Markdown files outside of this folder, tables of records, are downloads of the site."""
+
+    def downloads(app, name, source):
+        source[0] = re.sub(r"\[([^\]]*)\]\((\.\./[^)#]+\.md)\)", r"{download}`\1 <\2>`", source[0])
+
+    app.connect("source-read", downloads)

@@ -12,7 +12,11 @@ from typer.main import get_command
 from whitenorm.lab.cli import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+SOURCES = ROOT / "src" / "whitenorm"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+]
 BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -119,7 +123,7 @@ def test_names_exist(page):
         elif dotted := re.match(r"whitenorm(?:\.\w+)+", word):
             assert resolves(dotted[0]), f"{name(page)}: {word}"
         elif word.startswith("--"):
-            known = {*options, "--logdir", "--quick", "--only", "--render", "--help"}
+            known = {*options, "--logdir", "--help"}
             assert re.match(r"--[\w-]+", word)[0] in known, f"{name(page)}: {word}"
 
 
@@ -136,3 +140,59 @@ def resolves(dotted):
             found = getattr(found, part)
         return True
     return False
+
+
+def drawn(text):
+    """The rows of the drawings in a text: words, names and a path below src/whitenorm or its lab.
+
+    Columns are two spaces or more apart. The first line of a drawing is its heading.
+    """
+    for kind, drawing in BLOCK.findall(text):
+        if kind == "text":
+            for line in drawing.splitlines()[1:]:
+                _, *names, path = re.split(r"\s{2,}", line.strip().lstrip("│├─▼ "))
+                yield re.findall(r"[\w.]+", " ".join(names)), path
+
+
+def wrong_rows(text):
+    """What the drawings name that isn't there."""
+    wrong = []
+    for names, path in drawn(text):
+        found = [root / path for root in (SOURCES, SOURCES / "lab") if (root / path).exists()]
+        if not found:
+            wrong.append(path)
+        elif found[0].is_file():
+            module = ".".join(found[0].relative_to(ROOT / "src").with_suffix("").parts)
+            wrong += [f"{path}: {n}" for n in names if not resolves(f"{module}.{n}")]
+    return wrong
+
+
+def test_the_drawings_of_the_layout_name_what_is_there():
+    assert wrong_rows((ROOT / "docs" / "layout.md").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong"),
+    [
+        ("│  sums of samples  moments, sums  passes.py", []),
+        ("│  sums of samples  moments, affine  passes.py", ["passes.py: affine"]),
+        (
+            "│  forward  DecorrelatedBatchNorm.frwd  modules.py",
+            ["modules.py: DecorrelatedBatchNorm.frwd"],
+        ),
+        ("│  one run  execute  execution.py", ["execution.py"]),
+        ("├─ which runs, and where  executions/", ["executions/"]),
+    ],
+)
+def test_a_name_that_is_not_there_is_found(row, wrong):
+    assert wrong_rows(f"```text\nwhat happens  by  in\n{row}\n```\n") == wrong
+
+
+def test_the_drawings_pass_every_module():
+    """Those of the laboratory once; a layer passes its modules on the way back, too."""
+    passed = [p for _, p in drawn((ROOT / "docs" / "layout.md").read_text()) if p.endswith(".py")]
+    modules = {path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("[!_]*.py")}
+    laboratory = {path.removeprefix("lab/") for path in modules if path.startswith("lab/")}
+    library = {path for path in modules if not path.startswith("lab/")}
+    assert set(passed) == library | laboratory
+    assert sorted(path for path in passed if path in laboratory) == sorted(laboratory)
