@@ -90,7 +90,9 @@ def decorrelated_batch_norm(
         if not training:
             mean, matrix = cast(Tensor, running_mean), cast(Tensor, running_matrix)
             if running == "covariance":
-                matrix = _inference_matrix(matrix, input.shape[1], method)
+                matrix = whitening_of_running_covariance(
+                    matrix, input.shape[1], eps, whitening, iterations
+                )
             return _inference(input, mean, matrix, weight, bias, group_size)
         y, mean, covariance, W, _, count = _BatchWhitening.apply(input, weight, bias, method)
         if running_mean is not None and (input.numel() > 0 or process_group is not None):
@@ -108,20 +110,18 @@ class _Method(NamedTuple):
     iterations: int
     process_group: ProcessGroup | None
 
-    def matrix(self, covariance: Tensor) -> Tensor:
-        """The whitening matrices of covariances, differentiable."""
-        return whitening_matrix(covariance, self.eps, self.whitening, self.iterations)
-
 
 # --- inference ----------------------------------------------------------------------------------
 
 
-def _inference_matrix(covariance: Tensor, channels: int, method: _Method) -> Tensor:
-    """The whitening matrices of running covariances, where the last group may be smaller."""
+def whitening_of_running_covariance(
+    covariance: Tensor, channels: int, eps: float, whitening: str, iterations: int
+) -> Tensor:
+    """What inference multiplies by: (G, k, k), of which the last group may use a corner alone."""
     covariance = covariance.to(algebra_dtype(covariance))
     parts = [
-        method.matrix(covariance[span.groups, : span.size, : span.size])
-        for span in spans_of(channels, method.group_size)
+        whitening_matrix(_of_groups(covariance, span), eps, whitening, iterations)
+        for span in spans_of(channels, covariance.shape[-1])
     ]
     return joined_matrices(parts)
 
@@ -327,7 +327,8 @@ def _differentiable_backward(
         view = grouped(part, size, rows).to(work_dtype(x))
         centred = view - view.mean((0, -1), keepdim=True)
         outer = (centred @ centred.mT).sum(0, dtype=algebra_dtype(x))
-        W = method.matrix(outer / (view.shape[0] * view.shape[-1]))
+        covariance = outer / (view.shape[0] * view.shape[-1])
+        W = whitening_matrix(covariance, method.eps, method.whitening, method.iterations)
         y = _scaled(W, weight, channels).to(view.dtype) @ centred
         if bias is not None:
             y = y + bias[channels].view(-1, size, 1)

@@ -107,7 +107,6 @@ def joined_matrices(parts: list[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     whole, rest = parts
-    size = rest.shape[-1]
-    padded = torch.eye(whole.shape[-1], dtype=rest.dtype, device=rest.device).unsqueeze(0).clone()
-    padded[:, :size, :size] = rest
-    return torch.cat([whole, padded])
+    missing = whole.shape[-1] - rest.shape[-1]
+    identity = torch.eye(missing, dtype=rest.dtype, device=rest.device)
+    return torch.cat([whole, torch.block_diag(rest[0], identity).unsqueeze(0)])

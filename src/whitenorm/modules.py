@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm.arguments import check_options
-from whitenorm.distributed import Synchronized
-from whitenorm.functional import decorrelated_batch_norm
-from whitenorm.precision import algebra_dtype
-from whitenorm.whitening import whitening_matrix
+from whitenorm.distributed import ProcessGroup, Synchronized
+from whitenorm.functional import decorrelated_batch_norm, whitening_of_running_covariance
+from whitenorm.precision import work_dtype
 
 __all__ = [
     "DecorrelatedBatchNorm",
@@ -73,6 +72,8 @@ class DecorrelatedBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_features, **factory)) if affine else None
         size = min(group_size, num_features)
         matrices = torch.empty(self.num_groups, size, size, **factory)
+        if running == "covariance":
+            matrices = matrices.to(work_dtype(matrices))
         tracked = track_running_stats
         self.register_buffer(
             "running_mean", torch.empty(num_features, **factory) if tracked else None
@@ -88,7 +89,7 @@ class DecorrelatedBatchNorm(nn.Module):
                 "inference_whitening", matrices.clone() if tracked else None, persistent=False
             )
         self.synchronized: Synchronized | None = None  # set by whitenorm.synchronize
-        self._stale = False
+        self._whitened: tuple[Any, ...] = ()  # which covariance inference_whitening is of
         self._warned = False
         self.reset_parameters()
 
@@ -103,7 +104,7 @@ class DecorrelatedBatchNorm(nn.Module):
             self.running_mean.zero_()
             self._running_matrix.copy_(torch.eye(self._running_matrix.shape[-1]))
             self.num_batches_tracked.zero_()
-            self._refresh()
+            self._whiten_running_covariance()
 
     def reset_parameters(self) -> None:
         """Running statistics as before the first batch, scale 1, shift 0."""
@@ -115,29 +116,24 @@ class DecorrelatedBatchNorm(nn.Module):
 
     def train(self, mode: bool = True) -> DecorrelatedBatchNorm:
         super().train(mode)
-        if not mode:
-            self._refresh()
+        self._whiten_running_covariance()
         return self
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        mean, running = self.running_mean, self.running
-        training = self.training or mean is None
-        matrix = None if mean is None else self._running_matrix
-        if self.training:
-            if not self._stale:  # setting an attribute of a module takes its time
-                self._stale = True
-        elif running == "covariance" and matrix is not None:
-            if self._stale:
-                self._refresh()
-            matrix, running = self.inference_whitening, "whitening"
+        matrix, running = None, self.running
+        if self.running_mean is not None:
+            matrix = self._running_matrix
+            if running == "covariance" and not self.training:
+                self._whiten_running_covariance()
+                matrix, running = self.inference_whitening, "whitening"
         return decorrelated_batch_norm(
             input,
-            mean,
+            self.running_mean,
             matrix,
             self.weight,
             self.bias,
-            training,
+            self.training or self.running_mean is None,
             self.momentum,
             self.eps,
             group_size=self.group_size,
@@ -145,39 +141,58 @@ class DecorrelatedBatchNorm(nn.Module):
             running=running,
             iterations=self.iterations,
             num_batches_tracked=self.num_batches_tracked,
-            process_group=None if self.synchronized is None else self.synchronized.group(),
+            process_group=self._process_group(),
         )
+
+    def _process_group(self) -> ProcessGroup | None:
+        """The replicas to talk to; nobody in evaluation mode, where some may not be called."""
+        synchronized = self.synchronized if self.training else None
+        return None if synchronized is None else synchronized.group()
 
     @property
     def _running_matrix(self) -> Tensor:
         return getattr(self, f"running_{self.running}")  # type: ignore[no-any-return]
 
-    @torch.no_grad()
-    def _refresh(self) -> None:
-        """Brings the inference matrix up to date with the running covariance."""
-        self._stale = False
-        if self.running == "covariance" and self.running_mean is not None:
-            running = self._running_matrix
-            W = whitening_matrix(
-                running.to(algebra_dtype(running)), self.eps, self.whitening, self.iterations
-            )
-            self.inference_whitening = W.to(running.dtype)
+    def _whiten_running_covariance(self) -> None:
+        """Makes inference_whitening that of the present running covariance, if it isn't yet.
 
-    def _changed(self) -> None:
-        """The running covariance is another one: inference needs its matrix, at once or later."""
-        if self.training:
-            self._stale = True
-        else:
-            self._refresh()
+        In a graph that is being captured it is taken as it is, so that inference has no
+        decomposition in it: :meth:`eval`, loading and moving have brought it up to date.
+        """
+        if self.running != "covariance" or self.running_mean is None or self.training:
+            return
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return
+        covariance = self._running_matrix
+        version = None if covariance.is_inference() else covariance._version
+        present = (covariance, version, self.eps, self.whitening, self.iterations)
+        known = self._whitened
+        if known and known[0] is covariance and version is not None and known[1:] == present[1:]:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            W = whitening_of_running_covariance(
+                covariance.clone(), self.num_features, *present[2:]
+            )
+            self.inference_whitening = W.to(covariance.dtype)
+        self._whitened = present
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._changed()
+        self._whiten_running_covariance()
 
     def _apply(self, *args: Any, **kwargs: Any) -> DecorrelatedBatchNorm:
+        precise = self._buffers.get("running_covariance")
+        self._whitened = ()
         super()._apply(*args, **kwargs)
-        self._changed()
+        moved = self._buffers.get("running_covariance")
+        if precise is not None and moved is not None and moved.dtype != work_dtype(moved):
+            # Rounded to half precision, a covariance of correlated channels isn't one any more.
+            self.running_covariance = precise.to(moved.device, work_dtype(moved))
+        self._whiten_running_covariance()
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_whitened": ()}
 
     def _check_input(self, input: Tensor) -> None:
         if input.dim() not in self._ndims:
