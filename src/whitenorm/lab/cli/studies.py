@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -45,7 +45,7 @@ def demo(out: Out = Path("demo"), jobs: Jobs = None) -> None:
 
     Example: `whitenorm demo --out /tmp/demo`
     """
-    _run_and_report(find_study("demo"), "small", out, jobs=jobs)
+    _run_and_report(find_study("demo"), "small", out, jobs)
 
 
 def studies(data: Data = None) -> None:
@@ -124,20 +124,9 @@ def run(
     """
     chosen, where = find_study(study), find_device(device)
     if dry_run:
-        _try_networks(chosen, scale, where)
-    else:
-        _run_and_report(
-            chosen,
-            scale,
-            out,
-            seeds=seeds,
-            jobs=jobs,
-            data=data,
-            device=where,
-            executor=executor,
-            threads=threads,
-            checkpoint_every=checkpoint_every,
-        )
+        return _try_networks(chosen, scale, where)
+    options = {"data": data, "threads": threads, "checkpoint_every": checkpoint_every}
+    _run_and_report(chosen, scale, out, jobs, where, executor, seeds, **options)
 
 
 def report(
@@ -175,14 +164,11 @@ def _run_and_report(
     study: Study,
     scale: str,
     out: Path,
-    *,
-    seeds: int | None = None,
-    jobs: int | None = None,
-    data: Path | None = None,
+    jobs: int | None,
     device: str = "cpu",
     executor: str | None = None,
-    threads: int = 1,
-    checkpoint_every: float = 60.0,
+    seeds: int | None = None,
+    **options: Any,
 ) -> None:
     """Runs a study, shows what came of it, and builds its folder's report."""
     plan = study.scale(scale)
@@ -206,11 +192,9 @@ def _run_and_report(
                 seeds=seeds,
                 executor=executor,
                 workers=jobs,
-                data=data,
                 device=device,
-                threads=threads,
-                checkpoint_every=checkpoint_every,
                 observer=display,
+                **options,
             )
     except KeyboardInterrupt:
         file = RecordFile.of(out, study.name, scale)

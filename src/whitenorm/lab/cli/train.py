@@ -56,8 +56,7 @@ def train(
         bool, typer.Option("--channels-last", help="Channels last in memory, for pictures.")
     ] = False,
     sync: Annotated[
-        bool,
-        typer.Option("--sync", help="DBN layers whiten with the statistics of all replicas."),
+        bool, typer.Option("--sync", help="DBN layers whiten with the statistics of all replicas.")
     ] = False,
     options: Annotated[
         list[str] | None,

@@ -29,14 +29,7 @@ __all__ = ["StudyDisplay", "TrainDisplay"]
 
 
 class StudyDisplay(Observer):
-    """Shows how many runs of a study are finished, and what each came to.
-
-    Args:
-        console: Where to.
-        scale: What is run.
-        out: The output folder.
-        seeds: How many are drawn.
-    """
+    """Shows how many runs of a study are finished, and what each came to."""
 
     def __init__(self, console: Console, scale: Scale, out: Path, seeds: int) -> None:
         self.console = console
@@ -76,12 +69,7 @@ class StudyDisplay(Observer):
 
 
 class TrainDisplay:
-    """Shows how far a single training is: examples a second, time left, points of its curve.
-
-    Args:
-        console: Where to.
-        run: What is trained.
-    """
+    """Shows how far a single training is: examples a second, time left, points of its curve."""
 
     def __init__(self, console: Console, run: Run) -> None:
         self.console = console

@@ -37,29 +37,17 @@ TASKS: dict[str, Callable[..., Outcome]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """A run, and how to run it.
-
-    Args:
-        run: What.
-        study: For which study.
-        scale: At which of its scales.
-        out: Output folder, for a checkpoint; None for no checkpoint.
-        data: Data folder.
-        device: Where.
-        threads: Of torch. Results may differ in the last digits with their number.
-        checkpoint_every: Seconds between checkpoints.
-        owner: Id of the process that asked for it.
-    """
+    """A run, and how to run it."""
 
     run: Run
     study: str
     scale: str
-    out: Path | None = None
+    out: Path | None = None  # folder for a checkpoint; None for no checkpoint
     data: Path | None = None
     device: str = "cpu"
-    threads: int = 1
-    checkpoint_every: float = 60.0
-    owner: int = field(default_factory=os.getpid)
+    threads: int = 1  # of torch; results may differ in the last digits with their number
+    checkpoint_every: float = 60.0  # seconds
+    owner: int = field(default_factory=os.getpid)  # the process that asked for it
 
 
 @dataclass(frozen=True)

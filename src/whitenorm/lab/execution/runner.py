@@ -24,17 +24,11 @@ __all__ = ["Observer", "StudyRun", "run_study", "trace_path"]
 
 @dataclass(frozen=True)
 class StudyRun:
-    """What came of running a study.
+    """What came of running a study."""
 
-    Args:
-        records: All that there are now, by id.
-        failures: Runs that failed this time.
-        left_out: Data sets that are missing, and what to do about it.
-    """
-
-    records: dict[str, Record]
-    failures: list[Failure]
-    left_out: dict[str, str]
+    records: dict[str, Record]  # all that there are now, by id
+    failures: list[Failure]  # runs that failed this time
+    left_out: dict[str, str]  # data sets that are missing, and what to do about it
 
 
 class Observer:

@@ -35,30 +35,9 @@ def canonical_json(value: Any) -> str:
 class Run:
     """The settings of one run.
 
-    ``dataset``, ``model``, ``method``, ``optimiser`` and ``schedule`` are a table's row each: its
-    name and its options.
-
-    Args:
-        dataset: Row of ``whitenorm.lab.data.datasets``.
-        model: Row of ``whitenorm.lab.networks.build``.
-        method: Row of ``whitenorm.lab.networks.methods``.
-        optimiser: Row of ``whitenorm.lab.training.optim.OPTIMISERS``.
-        schedule: Row of ``whitenorm.lab.training.optim.SCHEDULES``.
-        epochs: Length in passes over the training set; or give ``iterations``.
-        iterations: Length in updates.
-        batch_size: Examples an update; None for the whole training set.
-        evaluate_every: Updates between two points of the curve; None for one point an epoch.
-        subset: How many examples to use, ``{"train": n, "test": n}``; all where not given.
-        validation: How many training examples to hold out and to evaluate on instead of the test
-            set.
-        probes: What to measure on the way: ``{"fisher": {"every": 20, "samples": 2000}}``.
-        precision: "float32", "float64", or "bf16" for autocast.
-        accumulate: Into how many equal parts a batch is cut, to save memory.
-        channels_last: Whether pictures and weights have their channels last in memory.
-        replicas: How many processes share a batch; each normalises with its own part of it.
-        synchronized: Whether DBN layers whiten with the statistics of all replicas instead.
-        seed: Of initialisation, order, augmentation and dropout.
-        task: What to do: "train", or another row of ``whitenorm.lab.execution.runner.TASKS``.
+    ``dataset``, ``model``, ``method``, ``optimiser`` and ``schedule`` are each the name of a row
+    of a table and its options: ``DATASETS``, ``MODELS``, ``METHODS``, ``OPTIMISERS`` and
+    ``SCHEDULES``.
 
     Example:
         >>> run = Run({"name": "digits"}, {"name": "mlp"}, {"name": "bn"}, epochs=2)
@@ -73,20 +52,21 @@ class Run:
     method: Settings
     optimiser: Settings = field(default_factory=lambda: {"name": "sgd", "lr": 0.1})
     schedule: Settings = field(default_factory=lambda: {"name": "constant"})
-    epochs: int | None = None
+    epochs: int | None = None  # the length, in passes over the training set; or:
     iterations: int | None = None
-    batch_size: int | None = None
-    evaluate_every: int | None = None
-    subset: Settings = field(default_factory=dict)
-    validation: int = 0
+    batch_size: int | None = None  # None for the whole training set
+    evaluate_every: int | None = None  # iterations between points of the curve; None: an epoch
+    subset: Settings = field(default_factory=dict)  # examples to use: {"train": n, "test": n}
+    validation: int = 0  # training examples to hold out and evaluate on instead of the test set
+    # What to measure on the way: {"fisher": {"every": 20, "samples": 2000}}
     probes: Mapping[str, Settings] = field(default_factory=dict)
-    precision: str = "float32"
-    accumulate: int = 1
-    channels_last: bool = False
-    replicas: int = 1
-    synchronized: bool = False
-    seed: int = 0
-    task: str = "train"
+    precision: str = "float32"  # or "float64", or "bf16" for autocast
+    accumulate: int = 1  # into how many equal parts a batch is cut, to save memory
+    channels_last: bool = False  # the memory layout of pictures and weights
+    replicas: int = 1  # processes that share a batch; each normalizes with its own part of it
+    synchronized: bool = False  # whether DBN layers use the statistics of all replicas instead
+    seed: int = 0  # of initialization, order, augmentation and dropout
+    task: str = "train"  # or another row of TASKS
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -56,9 +56,7 @@ FIG2 = Study(
             reduced="the measured layer has 32 neurons and sees digits instead of MNIST",
         ),
         "paper": Scale(
-            (_illustration(), _swapping("mnist", 100, 25_600, 10)),
-            seeds=5,
-            duration="minutes",
+            (_illustration(), _swapping("mnist", 100, 25_600, 10)), seeds=5, duration="minutes"
         ),
     },
     views=(

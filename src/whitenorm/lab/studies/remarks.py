@@ -148,12 +148,7 @@ RUNNING = Study(
     },
     views=(
         View(
-            "error",
-            "Test error by batch size",
-            kind="across",
-            x="end",
-            y=("test_error",),
-            log="y",
+            "error", "Test error by batch size", kind="across", x="end", y=("test_error",), log="y"
         ),
         View("curves", "Test error during training", x="iteration", y=("test_error",), log="y"),
     ),

@@ -70,10 +70,7 @@ TABLE1 = Study(
     question="Does one whitened layer improve a residual network?",
     scales={
         "small": Scale(
-            _table1(
-                (8, 14),
-                changes={**_TINY, "schedule": steps((6, 9), 0.1)},
-            ),
+            _table1((8, 14), changes={**_TINY, "schedule": steps((6, 9), 0.1)}),
             seeds=3,
             duration="4 min on 2 cores",
             reduced="Res-8 and Res-14; images of 16x16, 4,000 to train on and 2,000 to test on; "
@@ -105,15 +102,10 @@ TABLE1 = Study(
             "epochs; bfloat16 (autocast); 1 seed",
         ),
         "paper": Scale(
-            _table1((20, 32, 44, 56)),
-            seeds=5,
-            duration="7 GPU days, at the paper's speed",
+            _table1((20, 32, 44, 56)), seeds=5, duration="7 GPU days, at the paper's speed"
         ),
     },
-    views=(
-        ERRORS,
-        View("loss", "Training loss over training time", x="seconds", log="y"),
-    ),
+    views=(ERRORS, View("loss", "Training loss over training time", x="seconds", log="y")),
     claims=(
         Claim(
             "Our methods obtain lower test errors compared to BN over all 4 networks.",
@@ -198,9 +190,7 @@ TABLE2 = Study(
             "on; 12 instead of 200 epochs; 3 instead of 5 seeds",
         ),
         "paper": Scale(
-            _table2(((28, 10), (40, 10))),
-            seeds=5,
-            duration="50 GPU days, at the paper's speed",
+            _table2(((28, 10), (40, 10))), seeds=5, duration="50 GPU days, at the paper's speed"
         ),
     },
     views=(ERRORS,),
@@ -284,10 +274,7 @@ TABLE3 = Study(
             duration="3 months of 2 to 8 GPUs, likewise",
         ),
     },
-    views=(
-        ERRORS,
-        View("top5", "Top-5 test error", y=("test_top5_error",)),
-    ),
+    views=(ERRORS, View("top5", "Top-5 test error", y=("test_top5_error",))),
     claims=(
         Claim(
             "DBN-scale-L1 achieves lower test errors compared to the original residual networks.",

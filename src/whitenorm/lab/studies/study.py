@@ -33,15 +33,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Selection:
-    """How a point of a grid is chosen, before the seeds run.
+    """How a point of a grid is chosen, before the seeds run."""
 
-    Args:
-        metric: Of a record's last values; the lowest is chosen.
-        validation: Training examples that the grid's runs hold out and are judged on; the seeds'
-            runs then train on all. 0 for none: then the grid's runs are the first seed's.
-    """
-
-    metric: str = "train_loss"
+    metric: str = "train_loss"  # of a record's last values; the lowest is chosen
+    # Training examples that the grid's runs hold out and are judged on; the seeds' runs train on
+    # all. With 0, the grid's runs are those of the first seed.
     validation: int = 0
 
     @property
@@ -55,17 +51,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure or one cell of a table.
-
-    Args:
-        label: In legends and tables.
-        run: Its settings; the seed is filled in, and probes are left out of the grid's runs.
-        grid: The values to try, ``{"optimiser.lr": (0.1, 1)}``; empty if there is no choice.
-    """
+    """One line of a figure or one cell of a table."""
 
     label: str
-    run: Run
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    run: Run  # the seed is filled in, and probes are left out of the grid's runs
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # {"optimiser.lr": (0.1, 1)}
 
     def points(self) -> list[dict[str, Any]]:
         """All points of the grid; one without changes if there is no grid."""
@@ -107,17 +97,11 @@ def _rank(entry: tuple[dict[str, Any], Record | None, float]) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class Choice:
-    """What a grid has told.
+    """The point that a grid chose."""
 
-    Args:
-        point: The best so far; None if nothing has run.
-        complete: Whether all points have run.
-        scores: (point, record, score) for each point; empty if there is no grid.
-    """
-
-    point: dict[str, Any] | None
-    complete: bool
-    scores: list[tuple[dict[str, Any], Record | None, float]]
+    point: dict[str, Any] | None  # the best so far; None if nothing has run
+    complete: bool  # whether all points have run
+    scores: list[tuple[dict[str, Any], Record | None, float]]  # of each point; empty without grid
 
 
 @dataclass(frozen=True)
@@ -151,21 +135,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Scale:
-    """A study at one size.
-
-    Args:
-        panels: What is compared.
-        seeds: How many seeds are drawn.
-        duration: Roughly how long it takes, and on what.
-        reduced: What differs from the paper's settings; at scale "paper" at most the number of
-            updates.
-        selection: How a point of each grid is chosen.
-    """
+    """A study at one size."""
 
     panels: tuple[Panel, ...]
     seeds: int
-    duration: str
-    reduced: str = ""
+    duration: str  # roughly, and on what
+    reduced: str = ""  # how it differs from the paper
     selection: Selection = field(default_factory=Selection)
 
     def curves(self) -> list[tuple[Panel, Curve]]:
@@ -206,106 +181,63 @@ class Scale:
 
 @dataclass(frozen=True)
 class View:
-    """Something to draw of the panels.
+    """Something to draw of the panels."""
 
-    Args:
-        name: For file names.
-        title: Above the drawing.
-        kind: "line"; "across" for one plot with the panels along the abscissa; or "swap" for the
-            illustration of axis swapping.
-        x: Column for the abscissa: "iteration", "epoch", "seconds" or any other. Across panels:
-            "start" or "end" of training.
-        y: Columns for the ordinate; the first is drawn solid, the second dashed.
-        log: Axes that are logarithmic, "x", "y" or "xy".
-        panels: Names of the panels it is for; None for all.
-    """
-
-    name: str
+    name: str  # for file names
     title: str
+    # "line"; "across" for one plot with the panels along the abscissa; "swap" for the illustration
+    # of axis swapping.
     kind: str = "line"
-    x: str = "epoch"
-    y: tuple[str, ...] = ("train_loss",)
-    log: str = ""
-    panels: tuple[str, ...] | None = None
+    x: str = "epoch"  # a column; across panels: "start" or "end" of training
+    y: tuple[str, ...] = ("train_loss",)  # columns: the first is drawn solid, the second dashed
+    log: str = ""  # logarithmic axes: "x", "y" or "xy"
+    panels: tuple[str, ...] | None = None  # names; None for all
 
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """A number that the paper prints, to be set beside ours.
-
-    Args:
-        panel: Name of the panel.
-        curve: Label of the curve.
-        metric: What the number is.
-        value: As printed.
-        spread: As printed, if it is.
-        minus: Label of the curve that is subtracted, if it is a difference.
-        over: Label of the curve that it is divided by, if it is a ratio.
-    """
+    """A number that the paper prints, to be set beside ours."""
 
     panel: str
     curve: str
     metric: str
     value: float
     spread: float | None = None
-    minus: str | None = None
-    over: str | None = None
+    minus: str | None = None  # label of the curve that is subtracted, if it is a difference
+    over: str | None = None  # label of the curve that it is divided by, if it is a ratio
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the records say about a claim.
+    """What the records say about a claim."""
 
-    Args:
-        status: "holds", "holds in part", "does not hold" or "not tested".
-        evidence: The numbers behind it.
-    """
-
-    status: str
-    evidence: tuple[str, ...] = ()
+    status: str  # "holds", "holds in part", "does not hold" or "not tested"
+    evidence: tuple[str, ...] = ()  # the numbers behind it
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that the paper says, and how records judge it.
-
-    Args:
-        quote: The paper's words.
-        criterion: What is compared, stated before any result was known.
-        judge: From results to a verdict; a pure function.
-    """
+    """Something that the paper says, and how records judge it."""
 
     quote: str
-    criterion: str
+    criterion: str  # what is compared, stated before any result was known
     judge: Callable[[Results], Verdict]
 
 
 @dataclass(frozen=True)
 class Study:
-    """A figure or table of the paper.
-
-    Args:
-        name: For the command line.
-        title: One line.
-        reference: "Figure 3".
-        question: What it is to find out.
-        scales: "small" and "paper".
-        views: What to draw.
-        claims: What the paper says about it.
-        metrics: Last values to tabulate.
-        paper: The paper's numbers.
-        notes: Where the paper's text and the authors' scripts differ, and what is done here.
-    """
+    """A figure or table of the paper."""
 
     name: str
     title: str
-    reference: str
+    reference: str  # "Figure 3"
     question: str
     scales: Mapping[str, Scale]
     views: tuple[View, ...]
     claims: tuple[Claim, ...] = ()
-    metrics: tuple[str, ...] = ("train_loss", "test_error")
+    metrics: tuple[str, ...] = ("train_loss", "test_error")  # last values to tabulate
     paper: tuple[PaperNumber, ...] = ()
+    # Where the paper's text and the authors' scripts differ, and what is done here.
     notes: tuple[str, ...] = ()
 
     def scale(self, name: str) -> Scale:

@@ -60,14 +60,7 @@ class _Batches:
 
 
 class TensorBatches(_Batches):
-    """Training and test batches of a data set that is held as tensors.
-
-    Args:
-        dataset: On that device, best.
-        run: Its batch size and seed.
-        device: Where the batches are wanted.
-        replicas: Who shares them.
-    """
+    """Training and test batches of a data set that is held as tensors."""
 
     def __init__(
         self, dataset: Dataset, run: Run, device: torch.device, replicas: Replicas = ALONE
@@ -99,14 +92,7 @@ class TensorBatches(_Batches):
 
 
 class FolderBatches(_Batches):
-    """Training and test batches of pictures that worker processes read and crop.
-
-    Args:
-        pictures: On disk.
-        run: Its batch size and seed.
-        device: Where the batches are wanted.
-        replicas: Who shares them.
-    """
+    """Training and test batches of pictures on disk, which worker processes read and crop."""
 
     def __init__(
         self, pictures: Pictures, run: Run, device: torch.device, replicas: Replicas = ALONE

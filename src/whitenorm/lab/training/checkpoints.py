@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pickle
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,17 +26,11 @@ class CheckpointError(Exception):
 
 @dataclass
 class Checkpoint:
-    """Where a training keeps its state, and how often.
+    """Where a training keeps its state, and how often."""
 
-    Args:
-        path: Of the file; its folder is made.
-        every: Seconds between two writings.
-        final: Whether to write the state at the end too.
-    """
-
-    path: Path
-    every: float = 60.0
-    final: bool = False
+    path: Path  # its folder is made
+    every: float = 60.0  # seconds between two writings
+    final: bool = False  # whether to write the state at the end too
     _written: float = field(default_factory=time.monotonic, init=False, repr=False)
 
     def due(self) -> bool:
@@ -76,16 +69,7 @@ class Checkpoint:
             if state["format"] != FORMAT:
                 raise ValueError(f"format {state['format']}, this version reads {FORMAT}")
             other = state["run"]
-        except (
-            RuntimeError,
-            OSError,
-            EOFError,
-            pickle.UnpicklingError,
-            KeyError,
-            ValueError,
-            TypeError,
-            IndexError,
-        ) as error:
+        except Exception as error:  # torch.load fails in many ways on a broken file
             raise CheckpointError(
                 f"{path} isn't a whole checkpoint of this version ({error}); remove it to start "
                 "anew"

@@ -1,15 +1,12 @@
-r"""Optimizers and learning-rate schedules, each a row of a table.
+r"""Optimizers and learning-rate schedules, each a row of a table: a function and its options.
 
-A schedule is a function of the position alone, so a resumed run needs no state of it. The options
-of a row are its keyword arguments.
+A schedule is a function of the position alone, so a resumed run needs no state of it.
 """
 
 from __future__ import annotations
 
-import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,52 +16,37 @@ from whitenorm.lab.lookup import check_options, look_up
 
 __all__ = ["OPTIMISERS", "SCHEDULES", "learning_rate", "make_optimiser"]
 
+_Row = tuple[Callable[..., Any], dict[str, Any]]
+_TO_BE_GIVEN = None  # in place of a default
 
-def _sgd(
-    parameters: Iterable[nn.Parameter],
-    *,
-    lr: float,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov
-    )
-
-
-def _adam(
-    parameters: Iterable[nn.Parameter],
-    *,
-    lr: float,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-) -> torch.optim.Optimizer:
-    beta1, beta2 = betas
-    return torch.optim.Adam(
-        parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay
-    )
+OPTIMISERS: dict[str, _Row] = {
+    "sgd": (
+        torch.optim.SGD,
+        {"lr": _TO_BE_GIVEN, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
+    ),
+    "adam": (
+        torch.optim.Adam,
+        {"lr": _TO_BE_GIVEN, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+    ),
+}
 
 
 def _constant(iteration: int, epoch: float) -> float:
     return 1.0
 
 
-def _halve(iteration: int, epoch: float, *, interval: int) -> float:
+def _halve(iteration: int, epoch: float, interval: int) -> float:
     return float(0.5 ** (iteration // interval))
 
 
-def _steps(iteration: int, epoch: float, *, at: Sequence[float], factor: float = 0.1) -> float:
+def _steps(iteration: int, epoch: float, at: Sequence[float], factor: float) -> float:
     return float(factor ** bisect_right(sorted(at), epoch))
 
 
-OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": _sgd, "adam": _adam}
-
-SCHEDULES: dict[str, Callable[..., float]] = {
-    "constant": _constant,
-    "halve": _halve,  # every `interval` iterations
-    "steps": _steps,  # times `factor` at each of the epochs `at`
+SCHEDULES: dict[str, _Row] = {
+    "constant": (_constant, {}),
+    "halve": (_halve, {"interval": _TO_BE_GIVEN}),  # every `interval` iterations
+    "steps": (_steps, {"at": _TO_BE_GIVEN, "factor": 0.1}),  # times `factor` at the epochs `at`
 }
 
 
@@ -72,8 +54,9 @@ def make_optimiser(
     settings: Mapping[str, Any], parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """The optimizer of a run: ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``."""
-    make = look_up(OPTIMISERS, "optimiser", settings["name"])
-    return make(parameters, **_options("optimiser", make, settings))
+    make, options = _row(OPTIMISERS, "optimiser", settings)
+    optimiser: torch.optim.Optimizer = make(parameters, **options)
+    return optimiser
 
 
 def learning_rate(
@@ -87,29 +70,20 @@ def learning_rate(
         >>> learning_rate({"name": "steps", "at": [2], "factor": 0.2}, 0.5, 20, 10)
         0.1
     """
-    schedule = look_up(SCHEDULES, "schedule", settings["name"])
-    options = _options("schedule", schedule, settings)
-    return base * schedule(iteration, iteration / iterations_per_epoch, **options)
+    schedule, options = _row(SCHEDULES, "schedule", settings)
+    factor: float = schedule(iteration, iteration / iterations_per_epoch, **options)
+    return base * factor
 
 
-def _options(kind: str, row: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that settings give to a row, if it has these and needs no others."""
-    options = dict(settings)
-    name, known = options.pop("name"), _keyword_arguments(row)
-    check_options(kind, name, options, known)
-    if absent := [key for key, needed in known.items() if needed and key not in options]:
+def _row(table: Mapping[str, _Row], kind: str, settings: Mapping[str, Any]) -> _Row:
+    """The function that settings name, and all of its options."""
+    function, defaults = look_up(table, kind, settings["name"])
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k != "name"}
+    check_options(kind, settings["name"], given, defaults)
+    options = {**defaults, **given}
+    if missing := [key for key, value in options.items() if value is _TO_BE_GIVEN]:
         raise ValueError(
-            f"{kind} {name!r} needs {', '.join(absent)}: give {kind}.{absent[0]}, e.g. with "
-            f"--set {kind}.{absent[0]}=VALUE"
+            f"{kind} {settings['name']!r} needs {', '.join(missing)}: give {kind}.{missing[0]}, "
+            f"e.g. with --set {kind}.{missing[0]}=VALUE"
         )
-    return options
-
-
-@cache
-def _keyword_arguments(row: Callable[..., Any]) -> dict[str, bool]:
-    """Each keyword argument of a function, and whether it has to be given."""
-    return {
-        name: parameter.default is parameter.empty
-        for name, parameter in inspect.signature(row).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+    return function, options

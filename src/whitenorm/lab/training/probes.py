@@ -60,7 +60,4 @@ def _jacobian(model: nn.Module, dataset: Dataset, samples: int = 64) -> dict[str
     }
 
 
-PROBES: dict[str, Callable[..., dict[str, float]]] = {
-    "fisher": _fisher,
-    "jacobian": _jacobian,
-}
+PROBES: dict[str, Callable[..., dict[str, float]]] = {"fisher": _fisher, "jacobian": _jacobian}

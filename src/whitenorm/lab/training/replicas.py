@@ -26,13 +26,9 @@ class Replicas:
 
     Every method is to be called by all of them, in the same order. With one replica each does
     nothing.
-
-    Args:
-        rank: Of this process, from 0.
-        count: How many there are.
     """
 
-    rank: int = 0
+    rank: int = 0  # of this process
     count: int = 1
 
     @property

@@ -12,12 +12,7 @@ __all__ = ["EventLog"]
 
 
 class EventLog:
-    """Writes each new point of a curve, as ``tensorboard --logdir DIR`` reads it.
-
-    Args:
-        folder: Of the logs; a run has a folder of its own below.
-        run: What is trained.
-    """
+    """Writes each new point of a run's curve to a folder of its own below ``folder``."""
 
     def __init__(self, folder: Path, run: Run) -> None:
         self.folder = Path(folder) / run.id
