@@ -285,8 +285,9 @@ def test_nearly_equal_channels_stay_white_in_half_precision(dtype):
     x = common + 0.04 * correlated((512, 8), 4, dtype=torch.float32)
     layer = DecorrelatedBatchNorm1d(8, affine=False, momentum=1.0, running="covariance")
     layer(x)
-    y = layer.eval().to(dtype)(x.to(dtype)).float()
-    assert (y.std(0) - 1).abs().max() < 0.1
+    expected = layer.eval()(x)
+    y = layer.to(dtype)(x.to(dtype)).float()
+    assert (y.std(0) / expected.std(0) - 1).abs().max() < 0.05
     again = DecorrelatedBatchNorm1d(8, dtype=dtype, affine=False, running="covariance").eval()
     again.load_state_dict(layer.state_dict())
     torch.testing.assert_close(again(x.to(dtype)).float(), y)

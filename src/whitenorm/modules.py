@@ -102,7 +102,10 @@ class DecorrelatedBatchNorm(nn.Module):
         """Back to mean 0 and matrix I, as before the first batch."""
         if self.running_mean is not None and self.num_batches_tracked is not None:
             self.running_mean.zero_()
-            self._running_matrix.copy_(torch.eye(self._running_matrix.shape[-1]))
+            identity = torch.eye(self._running_matrix.shape[-1])
+            self._running_matrix.copy_(identity)
+            if self.running == "covariance":
+                self.inference_whitening.copy_(identity)
             self.num_batches_tracked.zero_()
             self._whiten_running_covariance()
 
