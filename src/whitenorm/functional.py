@@ -21,7 +21,7 @@ from whitenorm.layout import (
     spans_of,
     ungrouped,
 )
-from whitenorm.passes import Term, apply, moments, shift_for, sums
+from whitenorm.passes import Term, apply, moments, sums
 from whitenorm.precision import algebra_dtype, no_autocast, surely_finite, work_dtype
 from whitenorm.whitening import WHITENINGS, decompose, whitening_matrix
 
@@ -85,7 +85,7 @@ def decorrelated_batch_norm(
             "inference needs running_mean and running_matrix (one of them is None); "
             "give both, or pass training=True to use the statistics of the batch"
         )
-    method = _Method(eps, group_size, whitening, iterations, process_group)
+    method = _Method(eps, group_size, whitening, iterations, running, process_group)
     with no_autocast(input.device.type):
         if not training:
             mean, matrix = cast(Tensor, running_mean), cast(Tensor, running_matrix)
@@ -94,20 +94,21 @@ def decorrelated_batch_norm(
                     matrix, input.shape[1], eps, whitening, iterations
                 )
             return _inference(input, mean, matrix, weight, bias, group_size)
-        y, mean, covariance, W, _, count = _BatchWhitening.apply(input, weight, bias, method)
+        y, mean, W, _, _, *covariance = _BatchWhitening.apply(input, weight, bias, method)
         if running_mean is not None and (input.numel() > 0 or process_group is not None):
-            matrix = W if running == "whitening" else covariance * (count / (count - 1))
+            matrix = covariance[0] if running == "covariance" else W
             _update(running_mean, running_matrix, momentum, num_batches_tracked, mean, matrix)
         return cast(Tensor, y)
 
 
 class _Method(NamedTuple):
-    """Which whitening is done, of which groups, with the statistics of which replicas."""
+    """Which whitening is done, what of it is averaged, and which replicas take part."""
 
     eps: float
     group_size: int
     whitening: str
     iterations: int
+    running: str
     process_group: ProcessGroup | None
 
 
@@ -161,9 +162,9 @@ def _scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
 class _BatchWhitening(Function):
     """y = P (x - mu) + bias, P = diag(weight) W, where mu and W are functions of the same x.
 
-    Gives y and, as constants, the batch's mean (C,), biased covariance and W (both [G, k, k]),
-    what the derivative of W needs (see :class:`whitenorm.whitening.Whitening`), and the number of
-    samples a channel.
+    Gives y and, as constants, the batch's mean (C,), W [G, k, k], what the derivative of W needs
+    (see :class:`whitenorm.whitening.Whitening`), the shift (C,) of the passes, which is empty if
+    there is none, and the unbiased covariance [G, k, k] if that is averaged.
     """
 
     @staticmethod
@@ -174,46 +175,53 @@ class _BatchWhitening(Function):
         spans = spans_of(x.shape[1], method.group_size)
         views = grouped_spans(x, spans, rows)
 
-        # The mean and the covariance of each group, of all replicas' samples.
-        own = x.numel() / x.shape[1]
+        # The mean and the second moment of each group, of all replicas' samples.
         statistics = [moments(view, algebra) for view in views]
-        means, central = [mean for mean, _ in statistics], [outer for _, outer in statistics]
-        if method.process_group is None:
-            count = means[0].new_full((), max(own, 1))
-        else:
+        shifts = [shift for shift, _, _ in statistics]
+        means, central = [mean for _, mean, _ in statistics], [m for _, _, m in statistics]
+        count: float | Tensor = max(x.numel() / x.shape[1], 1)
+        if method.process_group is not None:
+            own = x.numel() / x.shape[1]
             count, means, central = combine(own, means, central, method.process_group)
-        covariances = [outer / count for outer in central]
 
         # The whitening matrix, and what its derivative will need.
         matrices, factors = [], []
-        for covariance in covariances:
-            S = covariance.clone()
+        for moment in central:
+            S = moment / count
             S.diagonal(dim1=-2, dim2=-1).add_(method.eps)
             W, factor = decompose(S, method.eps, method.whitening, method.iterations)
-            matrices.append(W.to(work, copy=True))
-            rounded = WHITENINGS[method.whitening].needs_factor_only
-            factors.append(factor.to(work) if rounded else factor)
+            matrices.append(W.to(work, copy=True))  # no tensor may be given back twice
+            rounds = WHITENINGS[method.whitening].rounds
+            factors.append(factor.to(work) if rounds else factor)
 
         # The output.
         y = new_output(x, rows)
         for i, (view, out) in enumerate(zip(views, grouped_spans(y, spans, rows), strict=True)):
-            shift = shift_for(means[i], covariances[i], x)
-            offset = (means[i] if shift is None else means[i] - shift).to(work)
+            offset = _offset(means[i], shifts[i], work)
             P = _scaled(matrices[i], weight, spans[i].channels)
-            constant = torch.bmm(P, -offset)
-            if bias is not None:
-                constant += of_channels(bias, spans[i].channels).view_as(constant)
-            apply(out, constant, Term(P, view, shift))
-        mean = torch.cat([mean.flatten() for mean in means])
-        parts = (covariances, matrices, factors)
-        return (y, mean, *(joined_matrices(part) for part in parts), count)
+            if bias is None:
+                constant = torch.bmm(P, -offset)
+            else:
+                beta = of_channels(bias, spans[i].channels).view_as(offset).to(work)
+                constant = torch.baddbmm(beta, P, offset, alpha=-1)
+            apply(out, constant, Term(P, view, shifts[i]))
+        outputs = [y, _joined(means), joined_matrices(matrices), joined_matrices(factors)]
+        given = [means[0].new_zeros(0) if shift is None else shift for shift in shifts]
+        if any(shift is not None for shift in shifts):  # then of all spans
+            pairs = zip(shifts, means, strict=True)
+            given = [torch.zeros_like(m, dtype=work) if s is None else s for s, m in pairs]
+        outputs.append(_joined(given))
+        if method.running == "covariance":
+            outputs.append(joined_matrices([moment / (count - 1) for moment in central]))
+        return tuple(outputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, weight, bias, ctx.method = inputs
+        _, mean, W, factor, shift, *_ = output
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, bias, *output[1:])
+        ctx.save_for_backward(x, weight, bias, mean, W, factor, shift)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
@@ -229,6 +237,16 @@ class _BatchWhitening(Function):
         return (*grads, None)
 
 
+def _offset(mean: Tensor, shift: Tensor | None, work: torch.dtype) -> Tensor:
+    """What is left of the mean after the shift, in the dtype of the passes."""
+    return (mean if shift is None else mean - shift).to(work)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The channels of all spans in one vector."""
+    return parts[0].flatten() if len(parts) == 1 else torch.cat([p.flatten() for p in parts])
+
+
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -240,10 +258,9 @@ def _backward(
     wanted: tuple[bool, bool, bool],
     method: _Method,
     mean: Tensor,
-    covariance: Tensor,
     W: Tensor,
     factor: Tensor,
-    count: Tensor,
+    shift: Tensor,
 ) -> _Gradients:
     """Gradients of input, weight and bias from s = sum g_i and A = sum g_i (x_i - mu)^T.
 
@@ -252,53 +269,41 @@ def _backward(
     rows, work = is_channels_last(x), work_dtype(x)
     spans = spans_of(x.shape[1], method.group_size)
     views, gradients = grouped_spans(x, spans, rows), grouped_spans(g, spans, rows)
-    shifts, offsets, totals, outers = [], [], [], []
-    for span, view, gradient in zip(spans, views, gradients, strict=True):
-        mu = of_channels(mean, span.channels).view(-1, span.size, 1)
-        shift = shift_for(mu, _of_groups(covariance, span), x)
-        offset = (mu if shift is None else mu - shift).to(work)
-        s, A = sums(view, shift, work, gradient)
-        shifts.append(shift)
-        offsets.append(offset)
+    shifts: list[Tensor | None] = [None] * len(spans)
+    if shift.numel() > 0:
+        shifts = [of_channels(shift, span.channels).view(-1, span.size, 1) for span in spans]
+    offsets, totals, outers = [], [], []
+    for i, (channels, _, size) in enumerate(spans):
+        s, A = sums(views[i], shifts[i], work, gradients[i])
+        offsets.append(_offset(of_channels(mean, channels).view(-1, size, 1), shifts[i], work))
         totals.append(s)
-        outers.append(torch.baddbmm(A, s, offset.mT, alpha=-1))
+        outers.append(torch.baddbmm(A, s, offsets[i].mT, alpha=-1))
     dweight = dbias = None
     if weight is not None:
-        pairs = zip(spans, outers, strict=True)
-        products = [(A * _of_groups(W, span)).sum(-1).flatten() for span, A in pairs]
-        dweight = torch.cat(products).to(weight.dtype)
+        pairs = zip(outers, spans, strict=True)
+        products = [(A * _of_groups(W, span)).sum(-1) for A, span in pairs]
+        dweight = _joined(products).to(weight.dtype)
     if bias is not None:
-        dbias = torch.cat([s.flatten() for s in totals]).to(bias.dtype)
+        dbias = _joined(totals).to(bias.dtype)
     if not wanted[0]:
         return None, dweight, dbias
 
+    count: float | Tensor = max(x.numel() / x.shape[1], 1)
     if method.process_group is not None:
-        sums_of_all = add_up(totals + outers, method.process_group)
+        own = outers[0].new_full((1,), x.numel() / x.shape[1])
+        count, *sums_of_all = add_up([own, *totals, *outers], method.process_group)
         totals, outers = sums_of_all[: len(spans)], sums_of_all[len(spans) :]
     dx = new_output(x, rows)
     for i, (span, out) in enumerate(zip(spans, grouped_spans(dx, spans, rows), strict=True)):
         P = _scaled(_of_groups(W, span), weight, span.channels).mT
-        dW = _scaled(outers[i], weight, span.channels)
-        dS = _covariance_gradient(
-            dW, _of_groups(covariance, span), _of_groups(factor, span), method
-        )
+        dW, F = _scaled(outers[i], weight, span.channels), _of_groups(factor, span)
+        # F is the one of S, W and F that the derivative takes its values from.
+        dS = WHITENINGS[method.whitening].vjp(F, F, F, dW.to(F.dtype), method.iterations)
         Q = (dS * (2 / count)).to(work)
-        constant = torch.bmm(P, (totals[i] / -count).to(work))
+        constant = torch.bmm(P, totals[i] / -count)
         constant = torch.baddbmm(constant, Q, offsets[i], alpha=-1)
         apply(out, constant, Term(P, gradients[i]), Term(Q, views[i], shifts[i]))
     return dx, dweight, dbias
-
-
-def _covariance_gradient(
-    dW: Tensor, covariance: Tensor, factor: Tensor, method: _Method
-) -> Tensor:
-    """The gradient of S from that of W."""
-    row, dW = WHITENINGS[method.whitening], dW.to(factor.dtype)
-    S = covariance
-    if not row.needs_factor_only:
-        S = covariance.clone()
-        S.diagonal(dim1=-2, dim2=-1).add_(method.eps)
-    return row.vjp(S, factor, factor, dW, method.iterations)
 
 
 def _of_groups(matrices: Tensor, span: Span) -> Tensor:

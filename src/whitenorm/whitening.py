@@ -64,17 +64,17 @@ class Whitening(NamedTuple):
 
     Args:
         matrix: ``matrix(S, eps, iterations) -> (W, F)``, where no eigenvalue of ``S`` is below
-            ``eps`` but for rounding, and ``F`` [n, k, k] is what ``vjp`` needs besides.
+            ``eps`` but for rounding, and ``F`` [n, k, k] is the matrix that ``vjp`` takes its
+            values from: ``S``, ``W`` or another.
         vjp: ``vjp(S, W, F, dW, iterations) -> dS``, in differentiable operations on ``S``, ``W``
-            and ``dW`` so that it can be differentiated again.
-        needs_factor_only: Whether ``vjp``, where it isn't differentiated again, takes all of its
-            values from ``F``, and ``F`` may be rounded to the dtype of the samples without
-            costing more digits than that. Else ``F`` is ``W``.
+            and ``dW`` so that it can be differentiated again. Where it isn't, ``F`` is enough.
+        rounds: Whether ``F`` may be rounded to the dtype of the samples without costing more
+            digits than that.
     """
 
     matrix: Callable[[Tensor, float, int], tuple[Tensor, Tensor]]
     vjp: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
-    needs_factor_only: bool = False
+    rounds: bool = False
 
 
 def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class _WhiteningMatrix(Function):
     @staticmethod
     def forward(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[Tensor, Tensor]:
         W, F = decompose(S, eps, whitening, iterations)
-        return W, F.clone() if F is W else F  # autograd wants no tensor twice
+        return W, F.clone() if F is W or F is S else F  # autograd wants no tensor twice
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -219,24 +219,23 @@ def _newton_steps(S: Tensor, iterations: int) -> tuple[Tensor, list[list[Tensor]
 
 def _newton(S: Tensor, eps: float, iterations: int) -> tuple[Tensor, Tensor]:
     trace, _, Z = _newton_steps(S, iterations)
-    W = Z / trace.sqrt()
-    return W, W
+    return Z / trace.sqrt(), S
 
 
 def _newton_vjp(S: Tensor, W: Tensor, F: Tensor, dW: Tensor, iterations: int) -> Tensor:
-    trace, steps, _ = _newton_steps(S, iterations)
+    trace, steps, last = _newton_steps(S, iterations)
     dZ, dY = dW / trace.sqrt(), torch.zeros_like(S)
     for Y, Z, T in reversed(steps):
         dT = Y.mT @ dY + dZ @ Z.mT
         dY, dZ = dY @ T.mT - Z.mT @ dT / 2, T.mT @ dZ - dT @ Y.mT / 2
     identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     dtrace = -((dY * S).sum((-2, -1), keepdim=True) / trace**2)
-    dtrace = dtrace - (dW * W).sum((-2, -1), keepdim=True) / (2 * trace)
+    dtrace = dtrace - (dW * last).sum((-2, -1), keepdim=True) / (2 * trace * trace.sqrt())
     return _symmetric(dY / trace + dtrace * identity)
 
 
 WHITENINGS = {
-    "zca": Whitening(_zca, _zca_vjp, needs_factor_only=True),
+    "zca": Whitening(_zca, _zca_vjp, rounds=True),
     "pca": Whitening(_pca, _pca_vjp),
     "cholesky": Whitening(_cholesky, _cholesky_vjp),
     "newton": Whitening(_newton, _newton_vjp),
