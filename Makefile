@@ -11,7 +11,7 @@ demo: $(VENV)/.lab  ## train a small network four ways and write demo/report.htm
 test: lint  ## lint, types, tests, doctests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
 
-test-all: lint  ## the tests that take minutes too
+test-all: $(VENV)/.all lint  ## the tests that take minutes too, and those of the Ray executor
 	$(BIN)/python -m pytest
 
 docs: $(VENV)/.docs  ## the site, in docs/_build/html/index.html; warnings are errors
@@ -28,7 +28,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 # One environment; the demo needs the laboratory only, the tests everything but the site's tools.
-$(VENV)/.lab $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
+$(VENV)/.lab $(VENV)/.dev $(VENV)/.all $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@

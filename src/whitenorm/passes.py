@@ -135,19 +135,18 @@ def apply(out: Tensor, constant: Tensor, *terms: Term) -> None:
         if matrices[0].shape[0] != count:
             matrices = [_repeated(term.matrix, count // groups) for term in terms]
         pairs = list(zip(matrices, arranged, strict=True))
-        to, line = piece, constant
-        if _lies_in_rows(piece):  # the product of the transposed matrices, transposed
-            pairs = [(t.mT, m.mT) for m, t in pairs]
-            to, line = piece.permute(0, 1, 3, 2), constant.mT
-        if together:
+        if _lies_in_rows(piece):
+            rows = [(t.mT, m.mT) for m, t in pairs]  # the product of the transposed, transposed
+            torch.add(_products(rows), constant.mT, out=piece[0].mT)
+        elif together:
             n, length = piece.shape[0], piece.shape[-1]
             maps = _products(pairs).view(groups, -1, n, length).permute(2, 0, 1, 3)
             torch.add(maps, constant, out=piece)
         elif piece.dtype == work and _is_mergeable(piece):
-            to.copy_(line)
-            _products(pairs, to.flatten(0, 1))
+            piece.copy_(constant)
+            _products(pairs, piece.flatten(0, 1))
         else:
-            torch.add(_products(pairs).view(to.shape), line, out=to)
+            torch.add(_products(pairs).view(piece.shape), constant, out=piece)
 
 
 def _products(pairs: list[tuple[Tensor, Tensor]], to: Tensor | None = None) -> Tensor:

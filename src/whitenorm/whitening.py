@@ -125,8 +125,8 @@ def _zca(S: Tensor, eps: float, _: int) -> tuple[Tensor, Tensor]:
 def _zca_vjp(S: Tensor, W: Tensor, WD: Tensor, dW: Tensor, _: int) -> Tensor:
     # From W R = I and R^2 = S: dS = -W X W, where R X + X R = sym(dW). In the eigenbasis this
     # divides by sqrt(l_i) + sqrt(l_j), never by the paper's l_i - l_j.
-    # The columns of D have length 1; squares of float32 may be too small for float32.
-    inverse_root = torch.linalg.vector_norm(WD, dim=-2, dtype=algebra_dtype(WD)).to(WD.dtype)
+    # The columns of D have length 1. Squares of small float32 numbers are too small for float32.
+    inverse_root = WD.to(algebra_dtype(WD)).square().sum(-2).sqrt().to(WD.dtype)
     if torch.is_grad_enabled():
         root = inverse_root.reciprocal()
         D = WD * root.unsqueeze(-2)

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def execute(job: Job, **options: Any) -> Record:
     """
     run = job.run
     task = look_up(TASKS, "task", run.task)
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     # A cluster's other machines may not have the folder; then a run has no checkpoint.
     if job.out is not None and Path(job.out).is_dir():
         checkpoint = Checkpoint(checkpoint_path(job.out, run), job.checkpoint_every)
