@@ -33,12 +33,12 @@ def train(norm_layer, data, seed, steps=60, lr=0.5):
     torch.manual_seed(seed)
     x, y, test_x, test_y = data
     model = network(norm_layer)
-    optimiser = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for _ in range(steps):
         loss = nn.functional.cross_entropy(model(x), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     with torch.no_grad():
         accuracy = (model.eval()(test_x).argmax(1) == test_y).float().mean()
     return loss.item(), accuracy.item()

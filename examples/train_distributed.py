@@ -22,16 +22,16 @@ def main():
         nn.Linear(16, 32), DecorrelatedBatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1)
     )
     model = DistributedDataParallel(synchronize(model))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     generator = torch.Generator().manual_seed(rank)
     x = torch.randn(64 + 32 * rank, 16, generator=generator)
     y = x[:, :1] * x[:, 1:2]
     for step in range(100):
         loss = nn.functional.mse_loss(model(x), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         if step % 25 == 0 or step == 99:
             print(f"replica {rank}, step {step:2}: loss {loss.item():.4f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""What each replica does in the tests of synchronised statistics."""
+"""What each replica does in the tests of synchronized statistics."""
 
 import copy
 
@@ -43,7 +43,7 @@ def forward_backward(layer, x, dy):
 
 
 def one_layer(rank, sizes, whitening, running):
-    """Two steps of a synchronised layer, with the collectives counted."""
+    """Two steps of a synchronized layer, with the collectives counted."""
     xs, dys = batches(sizes)
     layer = synchronize(make_layer(whitening, running))
     layer(xs[rank])
@@ -76,10 +76,10 @@ def make_network():
 
 
 def train_network(network, parts, total, world_size=1, accumulate=False):
-    """Three optimiser steps on the mean squared output over the joint batch of ``total``."""
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9)
+    """Three optimizer steps on the mean squared output over the joint batch of ``total``."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.9)
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         halves = [parts[::2], parts[1::2]] if accumulate else [parts]
         for i, part in enumerate(halves):
             later = accumulate and i == 0 and isinstance(network, DistributedDataParallel)
@@ -88,7 +88,7 @@ def train_network(network, parts, total, world_size=1, accumulate=False):
                 # DDP averages over replicas: the factor turns that into the joint batch's mean.
                 loss = (network(part) - target).square().sum() * world_size / total
                 loss.backward()
-        optimiser.step()
+        optimizer.step()
     module = network.module if isinstance(network, DistributedDataParallel) else network
     return {k: v.clone() for k, v in module.state_dict().items()}
 

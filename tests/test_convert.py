@@ -27,7 +27,7 @@ def relative(a, b):
     return ((a - b).abs().max() / b.abs().max()).item()
 
 
-def randomised(norm, seed=0):
+def randomized(norm, seed=0):
     """A norm as after some training."""
     torch.manual_seed(seed)
     if norm.running_mean is not None:
@@ -43,9 +43,9 @@ def randomised(norm, seed=0):
 def network():
     return nn.ModuleDict(
         {
-            "stem": nn.Sequential(nn.Conv2d(3, 20, 3), randomised(nn.BatchNorm2d(20))),
-            "body": nn.Sequential(nn.Conv2d(20, 8, 3), randomised(nn.BatchNorm2d(8))),
-            "head": nn.Sequential(nn.Linear(8, 6), randomised(nn.BatchNorm1d(6))),
+            "stem": nn.Sequential(nn.Conv2d(3, 20, 3), randomized(nn.BatchNorm2d(20))),
+            "body": nn.Sequential(nn.Conv2d(20, 8, 3), randomized(nn.BatchNorm2d(8))),
+            "head": nn.Sequential(nn.Linear(8, 6), randomized(nn.BatchNorm1d(6))),
         }
     )
 
@@ -110,7 +110,7 @@ LAYERS = {
     ids=str,
 )
 def test_a_layer_alone_is_converted_exactly(old, new, shape, options):
-    norm = randomised(old(10, eps=1e-4, momentum=None)).double().eval()
+    norm = randomized(old(10, eps=1e-4, momentum=None)).double().eval()
     x = torch.randn(shape, dtype=torch.float64)
     expected = norm(x)
     layer = convert_batchnorm(norm, **options)
@@ -121,7 +121,7 @@ def test_a_layer_alone_is_converted_exactly(old, new, shape, options):
 
 
 def test_group_size_one_trains_as_the_batchnorm_did():
-    norm = randomised(nn.BatchNorm2d(5)).double()
+    norm = randomized(nn.BatchNorm2d(5)).double()
     x = torch.randn(4, 5, 3, 3, dtype=torch.float64)
     expected = copy.deepcopy(norm)(x)
     layer = convert_batchnorm(norm, group_size=1)
@@ -135,7 +135,7 @@ def test_a_converted_layer_whitens_in_training():
 
 
 def test_syncbatchnorm_is_converted_for_inputs_of_any_number_of_dimensions():
-    norm = randomised(nn.SyncBatchNorm(10)).double().eval()
+    norm = randomized(nn.SyncBatchNorm(10)).double().eval()
     layer = convert_batchnorm(copy.deepcopy(norm), group_size=4)
     assert isinstance(layer, DecorrelatedBatchNorm)
     for shape in [(6, 10), (6, 10, 3), (6, 10, 3, 2), (6, 10, 3, 2, 2)]:
@@ -153,7 +153,7 @@ def test_syncbatchnorm_stays_synchronised_over_its_process_group():
 
 def test_a_layer_without_scale_and_shift_or_without_shift_is_converted():
     x = torch.randn(6, 4)
-    for norm in (nn.BatchNorm1d(4, affine=False), randomised(nn.BatchNorm1d(4))):
+    for norm in (nn.BatchNorm1d(4, affine=False), randomized(nn.BatchNorm1d(4))):
         norm.bias = None
         expected = norm.eval()(x)
         layer = convert_batchnorm(norm)
@@ -175,7 +175,7 @@ def test_a_layer_without_running_statistics_whitens_each_batch_and_says_so(caplo
 
 
 def test_parameters_and_buffers_are_the_same_objects():
-    norm = randomised(nn.BatchNorm2d(8))
+    norm = randomized(nn.BatchNorm2d(8))
     layer = convert_batchnorm(norm)
     for name in ("weight", "bias", "running_mean", "num_batches_tracked"):
         assert getattr(layer, name) is getattr(norm, name), name
@@ -276,7 +276,7 @@ def test_where_chooses_the_layers(where, names, caplog):
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
-    """As timm's: normalises, then activates."""
+    """As timm's: normalizes, then activates."""
 
     def __init__(self, num_features):
         super().__init__(num_features)
@@ -312,7 +312,7 @@ def test_a_forward_patched_onto_the_layer_is_refused():
 
 
 def test_adapt_says_what_takes_the_place_of_a_subclass():
-    model = nn.Sequential(randomised(nn.BatchNorm2d(4)), randomised(BatchNormAct2d(4))).eval()
+    model = nn.Sequential(randomized(nn.BatchNorm2d(4)), randomized(BatchNormAct2d(4))).eval()
     seen = []
     model[1].register_forward_hook(lambda module, args, output: seen.append(output))
     x = torch.randn(2, 4, 3, 3)

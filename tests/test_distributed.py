@@ -1,4 +1,4 @@
-"""Synchronised statistics: several processes are one process on the joint batch."""
+"""Synchronized statistics: several processes are one process on the joint batch."""
 
 import pickle
 
@@ -81,17 +81,17 @@ def test_nan_on_one_replica_leaves_the_running_statistics_of_all():
 def test_gradients_of_gradients_are_refused_by_name():
     for message in run_replicas(jobs.double_backward, 2):
         assert "gradients of gradients" in message
-        assert "isn't synchronised" in message
+        assert "isn't synchronized" in message
 
 
 @pytest.mark.parametrize("whitening", WHITENINGS)
 def test_without_a_process_group_nothing_changes(whitening):
     x = correlated((9, 4))
     plain = DecorrelatedBatchNorm1d(4, whitening=whitening).double()
-    synchronised = synchronize(DecorrelatedBatchNorm1d(4, whitening=whitening).double())
-    assert torch.equal(plain(x), synchronised(x))
-    assert "synchronized" in repr(synchronised)
-    assert torch.equal(pickle.loads(pickle.dumps(synchronised)).eval()(x), plain.eval()(x))
+    synchronized = synchronize(DecorrelatedBatchNorm1d(4, whitening=whitening).double())
+    assert torch.equal(plain(x), synchronized(x))
+    assert "synchronized" in repr(synchronized)
+    assert torch.equal(pickle.loads(pickle.dumps(synchronized)).eval()(x), plain.eval()(x))
 
 
 def test_a_model_without_dbn_is_refused_with_what_to_do():

@@ -256,7 +256,7 @@ class Optional(Model):
         return self.norm(y)
 
 
-class Standardised(nn.Conv2d):
+class Standardized(nn.Conv2d):
     def forward(self, x):
         weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
         return F.conv2d(x, weight, self.bias, padding=1)
@@ -331,8 +331,8 @@ CASES = {
         "'conv', can't be changed: it has parametrizations",
     ),
     "own forward": (
-        lambda: Model(Standardised(4, 8, 3)),
-        "'conv', is a Standardised, which has a forward of its own",
+        lambda: Model(Standardized(4, 8, 3)),
+        "'conv', is a Standardized, which has a forward of its own",
     ),
     "own _conv_forward": (lambda: Model(Scaled(4, 8, 3)), "'conv', is a Scaled, which has a"),
     "norm with own forward": (lambda: Model(norm=Activated(8)), "Activated has a forward"),

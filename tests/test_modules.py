@@ -372,7 +372,7 @@ def test_state_survives(way, running):
 
 
 @RUNNING
-def test_construction_on_meta_then_materialised(running):
+def test_construction_on_meta_then_materialized(running):
     layer = DecorrelatedBatchNorm2d(10, device="meta", group_size=4, running=running)
     assert {t.device.type for t in (*layer.parameters(), *layer.buffers())} == {"meta"}
     assert layer(torch.empty(4, 10, 3, 3, device="meta")).shape == (4, 10, 3, 3)

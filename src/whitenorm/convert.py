@@ -57,10 +57,10 @@ def convert_batchnorm(
     a smaller ``group_size`` or ``running="covariance"``: an average of whitening matrices of
     singular covariances makes a poor inference mode while the weights still move.
 
-    Parameters and buffers are the same objects as before, so an optimiser that was built already
+    Parameters and buffers are the same objects as before, so an optimizer that was built already
     still holds them; eps, momentum, training mode, device, dtype, forward and backward hooks are
     kept, and a layer that is used in several places is replaced by one layer. What replaces a
-    SyncBatchNorm takes, as it did, inputs of any number of dimensions, and is synchronised over
+    SyncBatchNorm takes, as it did, inputs of any number of dimensions, and is synchronized over
     the same process group (see :func:`whitenorm.synchronize`). Says how many layers it replaced
     to the logger ``whitenorm.convert``, at level INFO.
 

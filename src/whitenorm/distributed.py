@@ -24,7 +24,7 @@ def synchronize(model: _Model, process_group: ProcessGroup | None = None) -> _Mo
     Forward and backward are then what they would be if the batches of all replicas were one batch
     on one device, whatever their sizes, and the running statistics are the same everywhere. Each
     layer costs one collective forward and one backward; nothing where the group has one replica or
-    where torch.distributed isn't initialised. Parameter gradients remain each replica's own, for
+    where torch.distributed isn't initialized. Parameter gradients remain each replica's own, for
     :class:`~torch.nn.parallel.DistributedDataParallel` to average.
 
     Args:
@@ -44,7 +44,7 @@ def synchronize(model: _Model, process_group: ProcessGroup | None = None) -> _Mo
     layers = [m for m in model.modules() if isinstance(m, DecorrelatedBatchNorm)]
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no DecorrelatedBatchNorm layer to synchronise; put some "
+            f"{type(model).__name__} has no DecorrelatedBatchNorm layer to synchronize; put some "
             "in, or call whitenorm.convert_batchnorm(model) first"
         )
     for layer in layers:
@@ -56,7 +56,7 @@ class Synchronized:
     """Marks a layer whose statistics are those of all replicas of a process group.
 
     Args:
-        process_group: The replicas; None for all, whenever the default group is initialised.
+        process_group: The replicas; None for all, whenever the default group is initialized.
     """
 
     def __init__(self, process_group: ProcessGroup | None = None) -> None:
@@ -78,7 +78,7 @@ class Synchronized:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.process_group is not None:
             raise TypeError(
-                "a layer synchronised over a process group of its own can't be pickled, since the "
+                "a layer synchronized over a process group of its own can't be pickled, since the "
                 "group can't: save its state_dict() instead"
             )
         return (Synchronized, ())

@@ -331,7 +331,7 @@ def _differentiable_backward(
     if method.process_group is not None:
         raise RuntimeError(
             "gradients of gradients don't pass through statistics of several replicas; "
-            "use a layer that isn't synchronised where create_graph=True is needed"
+            "use a layer that isn't synchronized where create_graph=True is needed"
         )
     rows, outputs = is_channels_last(x), []
     for channels, _, size in spans_of(x.shape[1], method.group_size):

@@ -82,7 +82,7 @@ def ungrouped(view: Tensor, like: Tensor, rows: bool) -> Tensor:
 
 
 def new_output(like: Tensor, rows: bool) -> Tensor:
-    """An uninitialised tensor as ``like``, with the channels last in memory if it is of rows.
+    """An uninitialized tensor as ``like``, with the channels last in memory if it is of rows.
 
     It is no view, so that what is written into it may be modified in place by who comes next.
     """

@@ -187,7 +187,7 @@ def _pca_vjp(S: Tensor, W: Tensor, F: Tensor, dW: Tensor, iterations: int) -> Te
 
 
 def _cholesky(S: Tensor, eps: float, _: int) -> tuple[Tensor, Tensor]:
-    # A relative nudge of the diagonal, far below rounding of the data, keeps the factorisation
+    # A relative nudge of the diagonal, far below rounding of the data, keeps the factorization
     # from breaking down on matrices that are singular to working precision.
     k = S.shape[-1]
     S = S + torch.diag_embed(4 * k * torch.finfo(S.dtype).eps * S.diagonal(dim1=-2, dim2=-1))

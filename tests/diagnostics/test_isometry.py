@@ -43,7 +43,7 @@ def norms():
 NORMS = list(norms())
 
 
-def normalised(norm):
+def normalized(norm):
     model = nn.Sequential(nn.Linear(7, 6), norm, nn.ReLU(inplace=True), nn.Linear(6, 4)).double()
     x = torch.randn(20, 7, dtype=torch.float64)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def normalised(norm):
 
 @pytest.mark.parametrize("norm", [n for _, n in NORMS], ids=[name for name, _ in NORMS])
 def test_jacobian_in_train_mode_holds_the_batch_statistics_fixed(norm):
-    model, x = normalised(norm)
+    model, x = normalized(norm)
     z = model[0](x).detach()
     y = norm(z).detach()
     # The affine map that the batch made of the layer, found from its inputs and outputs alone.
@@ -71,7 +71,7 @@ def test_jacobian_in_train_mode_holds_the_batch_statistics_fixed(norm):
 
 @pytest.mark.parametrize("norm", [n for name, n in NORMS if "without" not in name])
 def test_jacobian_in_eval_mode_is_that_of_inference(norm):
-    model, x = normalised(norm)
+    model, x = normalized(norm)
     for _ in range(3):
         model(torch.randn(20, 7, dtype=torch.float64))
     expected, full = singular_values(model.eval(), x)

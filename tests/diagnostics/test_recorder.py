@@ -14,16 +14,16 @@ from whitenorm.diagnostics import (
 def train(model, recorder_options=None):
     torch.manual_seed(1)
     model.load_state_dict(state(model))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.randn(64, 5), torch.randint(3, (64,))
     losses = []
 
     def loop():
         for _ in range(7):
             loss = nn.functional.cross_entropy(model(x), y)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
             model.eval()
             model(x)

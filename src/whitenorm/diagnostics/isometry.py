@@ -21,7 +21,7 @@ def jacobian_singular_values(model: nn.Module, input: Tensor) -> Tensor:
     r"""Singular values of each sample's input-output Jacobian :math:`\partial y_i/\partial x_i`.
 
     Dynamical isometry (Saxe et al., 2013) is when they all lie near 1. The model is taken in the
-    mode it is in. In eval mode a normalisation uses its running statistics, and the Jacobian is
+    mode it is in. In eval mode a normalization uses its running statistics, and the Jacobian is
     that of inference. In train mode it uses the statistics of the batch ``input``, *held fixed*:
     the Jacobian is that of the affine map which the batch made of the layer. What a sample does to
     the others through the statistics, and to itself (of order 1/N), is left out.
