@@ -184,7 +184,7 @@ def test_a_study_that_version_0_1_began_is_ended_by_this_one(tmp_path):
     recorded, before = file.read(), file.path.read_bytes()
     (path,) = (tmp_path / "checkpoints").iterdir()
     begun = torch.load(path, weights_only=True)
-    run = Run.from_settings(begun["run"])
+    run = Run(**begun["run"])
     assert path == checkpoint_path(tmp_path, run)
     assert (len(recorded), begun["iteration"]) == (4, 20)
 

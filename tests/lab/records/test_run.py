@@ -38,7 +38,7 @@ def test_a_run_comes_back_from_json_as_it_was():
             "precision": "bf16",
         }
     )
-    assert Run.from_settings(json.loads(json.dumps(run.settings()))) == run
+    assert Run(**json.loads(json.dumps(run.settings()))) == run
 
 
 @pytest.mark.parametrize(

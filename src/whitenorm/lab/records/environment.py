@@ -1,9 +1,8 @@
 r"""The machine and the versions that a record was made with."""
 
-from __future__ import annotations
-
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +11,22 @@ import torch
 
 import whitenorm
 
-__all__ = ["environment"]
-
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """What a result may depend on besides its settings: versions, processor, threads."""
-    versions = {
+    cpuinfo = Path("/proc/cpuinfo")
+    cpu = re.search(r"model name\s*:\s*(.*\S)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    found = {
         "whitenorm": whitenorm.__version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
-    }
-    machine: dict[str, Any] = {
         "platform": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": str(device),
     }
     if torch.device(device).type == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name(device)
-    return {**versions, **machine}
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found

@@ -19,8 +19,6 @@ import filelock
 
 from whitenorm.lab.records.run import Run
 
-__all__ = ["Record", "RecordError", "RecordFile", "find_records"]
-
 FORMAT = 1
 FOLDER = "records"
 
@@ -31,35 +29,20 @@ class RecordError(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """The outcome of one run.
-
-    Args:
-        run: Its settings.
-        study: Name of the study that it was made for.
-        scale: Name of the study's scale, such as "small" or "paper".
-        status: "finished", or "diverged" if the loss stopped being a number.
-        final: Last values, by metric: train_loss, train_error, test_error, seconds and so on.
-        history: The curve: a list for each column, None where there is no number.
-        probes: The columns of each probe.
-        arrays: Other results of the run's task, as nested lists.
-        reason: Why it ended, if it didn't simply finish.
-        environment: Versions, processor, threads.
-        started: When, UTC.
-        line: Number of its line, if it was read from a file.
-    """
+    """The outcome of one run."""
 
     run: Run
-    study: str
+    study: str  # that it was made for
     scale: str
-    status: str = "finished"
-    final: Mapping[str, float | None] = field(default_factory=dict)
-    history: Mapping[str, list[float | None]] = field(default_factory=dict)
+    status: str = "finished"  # or "diverged", if the loss stopped being a number
+    final: Mapping[str, float | None] = field(default_factory=dict)  # last values, by metric
+    history: Mapping[str, list[float | None]] = field(default_factory=dict)  # columns of the curve
     probes: Mapping[str, Mapping[str, list[float | None]]] = field(default_factory=dict)
-    arrays: Mapping[str, Any] = field(default_factory=dict)
-    reason: str | None = None
+    arrays: Mapping[str, Any] = field(default_factory=dict)  # other results of the run's task
+    reason: str | None = None  # why it ended, if it didn't simply finish
     environment: Mapping[str, Any] = field(default_factory=dict)
-    started: str = ""
-    line: int | None = field(default=None, compare=False)
+    started: str = ""  # UTC
+    line: int | None = field(default=None, compare=False)  # its number, if read from a file
 
     @property
     def id(self) -> str:
@@ -75,21 +58,9 @@ class Record:
 
     def to_json(self) -> str:
         """As one line, without the line break."""
-        values = {
-            "format": FORMAT,
-            "id": self.id,
-            "study": self.study,
-            "scale": self.scale,
-            "status": self.status,
-            "reason": self.reason,
-            "run": self.run.settings(),
-            "final": _compact(self.final),
-            "history": _compact(self.history),
-            "probes": _compact(self.probes),
-            "arrays": _compact(self.arrays),
-            "environment": self.environment,
-            "started": self.started,
-        }
+        values = _compact({"format": FORMAT, "id": self.id, **vars(self)})
+        values["run"] = self.run.settings()
+        del values["line"]
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
     @classmethod
@@ -100,25 +71,18 @@ class Record:
             raise RecordError(
                 f"this version reads records of format {FORMAT}; update whitenorm or run again"
             )
-        run, identity = Run.from_settings(values.pop("run")), values.pop("id")
+        run, identity = Run(**values.pop("run")), values.pop("id")
         if run.id != identity:
             raise RecordError(f"the settings of record {identity} hash to {run.id}: it was edited")
         return cls(run=run, line=line, **values)
 
 
 class RecordFile:
-    """The records of one study at one scale.
-
-    Args:
-        path: Of the ``.jsonl`` file, which need not exist.
-
-    Attributes:
-        broken: Numbers of the incomplete lines that the last :meth:`read` found.
-    """
+    """The records of one study at one scale; the ``.jsonl`` file need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self.broken: list[int] = []
+        self.broken: list[int] = []  # numbers of the incomplete lines that read() found
         self._ids: set[str] = set()
 
     @classmethod
@@ -127,21 +91,21 @@ class RecordFile:
         return cls(Path(out) / FOLDER / f"{study}-{scale}.jsonl")
 
     def read(self) -> dict[str, Record]:
-        """All complete records by identity; sets ``broken`` to the numbers of other lines."""
+        """All complete records by identity."""
         records: dict[str, Record] = {}
         self.broken = []
-        if self.path.exists():
-            lines = self.path.read_bytes().split(b"\n")
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    try:
-                        record = Record.from_json(line.decode(), number)
-                    except (json.JSONDecodeError, UnicodeDecodeError):
-                        self.broken.append(number)
-                    except (RecordError, TypeError, KeyError, ValueError) as error:
-                        raise RecordError(f"{self.path}, line {number}: {error}") from error
-                    else:
-                        records.setdefault(record.id, record)
+        lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = Record.from_json(line.decode(), number)
+            except (json.JSONDecodeError, UnicodeDecodeError):
+                self.broken.append(number)
+            except (RecordError, TypeError, KeyError, ValueError) as error:
+                raise RecordError(f"{self.path}, line {number}: {error}") from error
+            else:
+                records.setdefault(record.id, record)
         self._ids = set(records)
         return records
 

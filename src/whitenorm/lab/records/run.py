@@ -1,7 +1,7 @@
 r"""A run: everything that decides the outcome of one training, and nothing else.
 
-A run is data. It serialises to canonical JSON, and the hash of that JSON is its identity, so the
-same settings are recognised wherever they turn up: in a grid and among its seeds, in two panels of
+A run is data. It serializes to canonical JSON, and the hash of that JSON is its identity, so the
+same settings are recognized wherever they turn up: in a grid and among its seeds, in two panels of
 a figure, before and after an interruption.
 """
 
@@ -13,12 +13,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-__all__ = ["Run", "Settings", "canonical_json"]
-
 Settings = Mapping[str, Any]
 """The name of a row in a table and its options, e.g. ``{"name": "sgd", "lr": 0.1}``."""
-
-_NAMED = ("dataset", "model", "method", "optimiser", "schedule")
 
 
 def canonical_json(value: Any) -> str:
@@ -43,7 +39,7 @@ class Run:
         >>> run = Run({"name": "digits"}, {"name": "mlp"}, {"name": "bn"}, epochs=2)
         >>> run.changed({"optimiser.lr": 0.5}).optimiser
         {'name': 'sgd', 'lr': 0.5}
-        >>> run.id == Run.from_settings(run.settings()).id != run.changed({"seed": 1}).id
+        >>> run.id == Run(**run.settings()).id != run.changed({"seed": 1}).id
         True
     """
 
@@ -71,7 +67,7 @@ class Run:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
-        for name in _NAMED:
+        for name in ("dataset", "model", "method", "optimiser", "schedule"):
             value = getattr(self, name)
             if not isinstance(value, dict) or not isinstance(value.get("name"), str):
                 raise ValueError(f"{name} must be {{'name': ..., options}}, got {value!r}")
@@ -91,15 +87,8 @@ class Run:
 
         Leaving the defaults out keeps the identity of a run when a later version adds a field.
         """
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = vars(self)
         return {f.name: values[f.name] for f in fields(self) if values[f.name] != _default(f)}
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Run:
-        """The run with these settings; an unknown one is an error."""
-        if unknown := sorted(set(settings) - {f.name for f in fields(cls)}):
-            raise ValueError(f"a run has no setting {', '.join(map(repr, unknown))}")
-        return cls(**settings)
 
     @property
     def id(self) -> str:
@@ -113,21 +102,19 @@ class Run:
             name, _, option = path.partition(".")
             if name not in {f.name for f in fields(self)}:
                 raise ValueError(f"a run has no setting {name!r} (in {path!r})")
-            if option:
-                update[name] = {**update.get(name, getattr(self, name)), option: value}
-            else:
-                update[name] = value
+            settings = update.get(name, getattr(self, name))
+            update[name] = {**settings, option: value} if option else value
         return replace(self, **update)
 
 
 def _plain(value: Any) -> Any:
     """As JSON gives it back, with one way to write a number: 1.0 is 1."""
-    value = json.loads(json.dumps(value, allow_nan=False))
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return json.loads(json.dumps(value, allow_nan=False), parse_float=_number)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _default(f: Any) -> Any:
