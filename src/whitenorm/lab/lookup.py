@@ -1,11 +1,7 @@
 r"""Names, options and values that must be known: one wording for the error if they aren't."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
-
-__all__ = ["check_options", "choose", "look_up"]
 
 _Row = TypeVar("_Row")
 _Value = TypeVar("_Value")

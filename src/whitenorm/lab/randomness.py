@@ -4,13 +4,9 @@ Each draw has its own stream, so the order and augmentation of the thousandth ba
 the batches before it, and a resumed run needs no saved state for them.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import torch
-
-__all__ = ["derive", "generator"]
 
 
 def derive(seed: int, *purpose: str | int) -> int:

@@ -18,22 +18,10 @@ from whitenorm.lab.data.images import read_imagefolder
 from whitenorm.lab.data.readers import Arrays, read_cifar, read_digits, read_faces, read_idx
 from whitenorm.lab.lookup import check_options, choose, look_up
 
-__all__ = ["DATASETS", "PREPROCESSING", "Dataset", "Row", "load_dataset", "synthetic_dataset"]
-
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory.
-
-    Args:
-        name: Key in ``DATASETS``.
-        train_x: Preprocessed pictures (n, C, H, W), float32.
-        train_y: Their classes, int64.
-        test_x: As ``train_x``, for testing.
-        test_y: As ``train_y``, for testing.
-        num_classes: How many classes there are.
-        augment: ``augment(batch, generator)`` for a batch of training pictures, or None.
-    """
+    """A data set in memory: preprocessed float32 pictures (n, C, H, W) and int64 classes (n,)."""
 
     name: str
     train_x: Tensor
@@ -41,7 +29,7 @@ class Dataset:
     test_x: Tensor
     test_y: Tensor
     num_classes: int
-    augment: Augmentation | None = None
+    augment: Augmentation | None = None  # for batches of training pictures
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -69,33 +57,25 @@ class Dataset:
 class Row:
     """A row of ``DATASETS``.
 
-    Args:
-        read: ``read(root, **options)`` gives (pictures, labels) for training and for testing.
-        shape: Of a picture as read.
-        num_classes: How many classes there are.
-        options: Those of every data set (``size``, ``preprocess``, ``augment``) and those of
-            ``read``, with their defaults.
-        levels: The largest grey level.
+    ``read(root, **options)`` gives (pictures, labels) for training and for testing. ``options``
+    are those of every data set (``size``, ``preprocess``, ``augment``) and those of ``read``, with
+    their defaults.
     """
 
     read: Callable[..., tuple[Arrays, Arrays]]
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # of a picture as read
     num_classes: int
     options: Mapping[str, Any]
-    levels: int = 255
+    levels: int = 255  # the largest grey level
 
 
 def load_dataset(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
-    """Reads a data set and preprocesses it.
+    """Reads a data set below ``root`` or else $WHITENORM_DATA, and preprocesses it.
 
-    Args:
-        name: Key in ``DATASETS``.
-        root: The data folder; $WHITENORM_DATA by default.
-        options: Of its row; every row has ``size``, pixels a side to resize to; ``preprocess``,
-            a key in ``PREPROCESSING``; ``augment``, a key in ``AUGMENTATIONS``, or None.
+    Every data set has the options ``size``, pixels a side to resize to; ``preprocess``, a key in
+    ``PREPROCESSING``; ``augment``, a key in ``AUGMENTATIONS``, or None.
     """
-    row, common, special = _settings(name, options)
-    return _prepare(name, row, *row.read(root, **special), **common)
+    return _prepare(name, options, lambda row, special: row.read(root, **special))
 
 
 def synthetic_dataset(name: str, n: int = 64, seed: int = 0, **options: Any) -> Dataset:
@@ -103,61 +83,49 @@ def synthetic_dataset(name: str, n: int = 64, seed: int = 0, **options: Any) -> 
 
     Shapes, classes, preprocessing and augmentation are those of the data set of that name.
     """
-    row, common, _ = _settings(name, options)
-    generator = torch.Generator().manual_seed(seed)
-    patterns = torch.rand(row.num_classes, row.shape[0], 4, 4, generator=generator)
 
-    def draw() -> Arrays:
-        y = torch.randint(row.num_classes, (n,), generator=generator)
-        noise = torch.rand(n, *row.shape, generator=generator)
-        x = (F.interpolate(patterns[y], row.shape[1:]) + noise) / 2
-        return (x * row.levels).round().to(torch.uint8).numpy(), y.numpy()
+    def draw(row: Row, _: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+        generator = torch.Generator().manual_seed(seed)
+        patterns = torch.rand(row.num_classes, row.shape[0], 4, 4, generator=generator)
+        parts: list[Arrays] = []
+        for _part in ("train", "test"):
+            y = torch.randint(row.num_classes, (n,), generator=generator)
+            noise = torch.rand(n, *row.shape, generator=generator)
+            x = (F.interpolate(patterns[y], row.shape[1:]) + noise) / 2
+            parts.append(((x * row.levels).round().to(torch.uint8).numpy(), y.numpy()))
+        return parts[0], parts[1]
 
-    return _prepare(name, row, draw(), draw(), **common)
-
-
-def _settings(name: str, options: Mapping[str, Any]) -> tuple[Row, dict[str, Any], dict[str, Any]]:
-    """The row, the options that every data set has, and those of this one alone."""
-    row = look_up(DATASETS, "data set", name)
-    check_options("data set", name, options, row.options)
-    special = {**row.options, **options}
-    common = {key: special.pop(key) for key in ("size", "preprocess", "augment")}
-    choose("preprocess", common["preprocess"], PREPROCESSING)
-    choose("augment", common["augment"], [None, *AUGMENTATIONS])
-    return row, common, special
+    return _prepare(name, options, draw)
 
 
 def _prepare(
     name: str,
-    row: Row,
-    train: Arrays,
-    test: Arrays,
-    size: int,
-    preprocess: str,
-    augment: str | None,
+    options: Mapping[str, Any],
+    read: Callable[[Row, Mapping[str, Any]], tuple[Arrays, Arrays]],
 ) -> Dataset:
-    pictures = []
-    for x, _ in (train, test):
-        tensor = torch.from_numpy(x.astype(np.float32)).div_(row.levels)
+    """``read(row, options of this data set alone)`` with the options that every data set has."""
+    row = look_up(DATASETS, "data set", name)
+    check_options("data set", name, options, row.options)
+    special = {**row.options, **options}
+    size, preprocess, augment = (special.pop(key) for key in ("size", "preprocess", "augment"))
+    choose("preprocess", preprocess, PREPROCESSING)
+    choose("augment", augment, [None, *AUGMENTATIONS])
+    x, y = [], []
+    for pictures, labels in read(row, special):
+        tensor = torch.from_numpy(pictures.astype(np.float32)).div_(row.levels)
         if tuple(tensor.shape[2:]) != (size, size):
             tensor = F.interpolate(tensor, (size, size), mode="bilinear", antialias=True)
-        pictures.append(tensor)
-    PREPROCESSING[preprocess](*pictures)
-    return Dataset(
-        name,
-        train_x=pictures[0],
-        train_y=torch.from_numpy(train[1].astype(np.int64)),
-        test_x=pictures[1],
-        test_y=torch.from_numpy(test[1].astype(np.int64)),
-        num_classes=row.num_classes,
-        augment=None if augment is None else AUGMENTATIONS[augment],
-    )
+        x.append(tensor)
+        y.append(torch.from_numpy(labels.astype(np.int64)))
+    PREPROCESSING[preprocess](*x)
+    augmentation = None if augment is None else AUGMENTATIONS[augment]
+    return Dataset(name, x[0], y[0], x[1], y[1], row.num_classes, augmentation)
 
 
 # --- preprocessing: in place, of pictures from 0 to 1, by statistics of the training set --------
 
 
-def _standardise(train: Tensor, test: Tensor, dims: tuple[int, ...], scale: bool) -> None:
+def _standardize(train: Tensor, test: Tensor, dims: tuple[int, ...], scale: bool) -> None:
     variance, mean = torch.var_mean(train, dims, correction=0, keepdim=True)
     # The deviation of a pixel that never changes is 0. Half a grey level divides safely.
     deviation = variance.sqrt().clamp(min=0.5 / 255)
@@ -176,37 +144,38 @@ def _subtract_mean(train: Tensor, test: Tensor) -> None:
 PREPROCESSING: dict[str, Callable[[Tensor, Tensor], None]] = {
     "none": lambda train, test: None,
     "scalar": _subtract_mean,
-    "pixel": partial(_standardise, dims=(0,), scale=False),
-    "pixel-std": partial(_standardise, dims=(0,), scale=True),
-    "channel": partial(_standardise, dims=(0, 2, 3), scale=True),
+    "pixel": partial(_standardize, dims=(0,), scale=False),
+    "pixel-std": partial(_standardize, dims=(0,), scale=True),
+    "channel": partial(_standardize, dims=(0, 2, 3), scale=True),
 }
 
 
 # --- the table ----------------------------------------------------------------------------------
 
-_COLOUR = {"size": 32, "preprocess": "channel", "augment": None}
-_DIGIT = {"size": 32, "preprocess": "scalar", "augment": None}
-_FACE = {"size": 32, "preprocess": "pixel", "augment": None}
+
+def _options(size: int, preprocess: str, **special: Any) -> dict[str, Any]:
+    return {"size": size, "preprocess": preprocess, "augment": None, **special}
 
 
 def _cifar(name: str, classes: int, label_bytes: int) -> Row:
     read = partial(read_cifar, name=name, classes=classes, label_bytes=label_bytes)
-    return Row(read, (3, 32, 32), classes, _COLOUR)
+    return Row(read, (3, 32, 32), classes, _options(32, "channel"))
 
 
 def _faces(name: str, classes: int, test_per_class: int) -> Row:
     read = partial(read_faces, name=name, classes=classes)
-    return Row(read, (1, 32, 32), classes, {**_FACE, "test_per_class": test_per_class})
+    options = _options(32, "pixel", test_per_class=test_per_class)
+    return Row(read, (1, 32, 32), classes, options)
 
 
 def _imagefolder(name: str, classes: int, size: int) -> Row:
     read = partial(read_imagefolder, name=name, side=size)
-    return Row(read, (3, size, size), classes, {**_COLOUR, "size": size})
+    return Row(read, (3, size, size), classes, _options(size, "channel"))
 
 
 DATASETS: dict[str, Row] = {
-    "digits": Row(read_digits, (1, 8, 8), 10, {**_DIGIT, "size": 8}, levels=16),
-    "mnist": Row(partial(read_idx, name="mnist"), (1, 28, 28), 10, _DIGIT),
+    "digits": Row(read_digits, (1, 8, 8), 10, _options(8, "scalar"), levels=16),
+    "mnist": Row(partial(read_idx, name="mnist"), (1, 28, 28), 10, _options(32, "scalar")),
     "cifar10": _cifar("cifar10", classes=10, label_bytes=1),
     "cifar100": _cifar("cifar100", classes=100, label_bytes=2),  # a coarse label comes first
     # The authors' Yale-B script trained on 2,034 faces: ten of each person are held out.

@@ -1,7 +1,5 @@
 r"""What a run uses of a data set: all of it, a subset, or a made-up stand-in for a trial."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable
@@ -16,10 +14,6 @@ from whitenorm.lab.data.images import Pictures, load_imagefolder
 from whitenorm.lab.data.sources import folder_of, status
 from whitenorm.lab.lookup import check_options, choose, look_up
 from whitenorm.lab.records.run import Run, canonical_json
-
-__all__ = ["load", "missing", "synthesise"]
-
-WORKERS = 2  # processes that read pictures from disk
 
 
 def load(run: Run, root: Path | None = None) -> Dataset | Pictures | None:
@@ -59,10 +53,10 @@ def _stream(run: Run, root: Path | None) -> Pictures:
     name = run.dataset["name"]
     options = {key: v for key, v in run.dataset.items() if key not in ("name", "stream")}
     check_options("streamed data set", name, options, ("size", "colour"))
-    size, colour = options.get("size", 224), options.get("colour", False)
-    folder = folder_of(name, root)
+    folder, size = folder_of(name, root), options.get("size", 224)
+    colour = options.get("colour", False)
     train = load_imagefolder(folder, "train", size, train=True, seed=run.seed, colour=colour)
-    return Pictures(name, train, load_imagefolder(folder, "val", size), WORKERS)
+    return Pictures(name, train, load_imagefolder(folder, "val", size))
 
 
 def synthesise(run: Run, n: int) -> Dataset | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +23,6 @@ from whitenorm.lab.data.readers import Arrays
 from whitenorm.lab.data.sources import DataError, checked_file, folder_of
 from whitenorm.lab.randomness import generator
 
-__all__ = ["ImageFolder", "Pictures", "load_imagefolder", "read_imagefolder"]
-
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 
 # Of ImageNet's training set, from fb.resnet.torch: mean and deviation of each channel, and the
@@ -34,6 +33,75 @@ COLOURS = torch.tensor(
     [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
 ) * torch.tensor([0.2175, 0.0188, 0.0045])
 GREY = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+
+
+@dataclass(eq=False, repr=False)
+class ImageFolder(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """The pictures of one split and their classes, read, cropped and normalized one by one.
+
+    For training: a random part (8 to 100% of the area, sides 3:4 to 4:3) resized to ``size`` and
+    mirrored at even odds; with ``colour`` also fb.resnet.torch's jitter of brightness, contrast,
+    saturation (each up to 40%) and lighting. For evaluation: the shorter side resized to
+    ``size`` * 256 / 224, and the centre of that. A greyscale picture becomes RGB.
+    """
+
+    classes: list[str]
+    samples: list[tuple[Path, int]]  # the path and the class of each picture
+    size: int  # pixels a side
+    train: bool
+    seed: int  # of the random crops
+    colour: bool
+    # In shared memory, so that worker processes which are kept see the epoch change.
+    _epoch: Tensor = field(
+        default_factory=lambda: torch.zeros((), dtype=torch.long).share_memory_()
+    )
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one picture."""
+        return (3, self.size, self.size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the random crops of an epoch; call it before iterating over a loader."""
+        self._epoch.fill_(epoch)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.samples[index]
+        picture = read_picture(path)
+        if self.train:
+            draws = generator(self.seed, "crop", int(self._epoch), index)
+            tensor = _random_part(picture, self.size, self.colour, draws)
+        else:
+            tensor = _tensor(_centre(picture, self.size, shorter=round(self.size * 256 / 224)))
+        return (tensor - MEAN) / DEVIATION, label
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A data set that stays on disk."""
+
+    name: str
+    train: ImageFolder
+    test: ImageFolder
+    workers: int = 2  # processes that read pictures
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return self.train.num_classes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one picture."""
+        return self.train.input_shape
 
 
 def load_imagefolder(
@@ -55,104 +123,38 @@ def load_imagefolder(
         raise DataError(
             f"{folder}: no such folder; an ImageFolder tree has {{train,val}}/<class>/ in it"
         )
-    found = _folders(folder)
-    classes = _folders(root / "train") if (root / "train").is_dir() else found
+    found = _class_folders(folder)
+    classes = _class_folders(root / "train") if (root / "train").is_dir() else found
     if strange := sorted(set(found) - set(classes)):
         raise DataError(f"{folder / strange[0]}: the training set has no class {strange[0]!r}")
     number = {name: index for index, name in enumerate(classes)}
-    samples = [(path, number[name]) for name in found for path in _pictures(folder / name)]
-    return ImageFolder(folder, classes, samples, size, train, seed, colour)
+    samples = [
+        (folder / name / picture, number[name])
+        for name in found
+        for picture in _names(
+            folder / name,
+            lambda entry: entry.name.lower().endswith(EXTENSIONS),
+            f"the class folder holds no picture ({', '.join(EXTENSIONS)})",
+        )
+    ]
+    return ImageFolder(classes, samples, size, train, seed, colour)
 
 
-@dataclass(eq=False, repr=False)
-class ImageFolder(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """The pictures of one split and their classes, read, cropped and normalized one by one.
-
-    For training: a random part (8 to 100% of the area, sides 3:4 to 4:3) resized to ``size`` and
-    mirrored at even odds; with ``colour`` also fb.resnet.torch's jitter of brightness, contrast,
-    saturation (each up to 40%) and lighting. For evaluation: the shorter side resized to
-    ``size`` * 256 / 224, and the centre of that. A greyscale picture becomes RGB.
-
-    Args:
-        folder: Of the split.
-        classes: Their names in order.
-        samples: The path and the class of each picture.
-        size: Pixels a side.
-        train: Whether to crop for training.
-        seed: Of the random crops.
-        colour: Whether to jitter colours too.
-    """
-
-    folder: Path
-    classes: list[str]
-    samples: list[tuple[Path, int]]
-    size: int = 224
-    train: bool = False
-    seed: int = 0
-    colour: bool = False
-    # In shared memory, so that worker processes which are kept see the epoch change.
-    _epoch: Tensor = field(
-        default_factory=lambda: torch.zeros((), dtype=torch.long).share_memory_()
-    )
-
-    @property
-    def num_classes(self) -> int:
-        """How many classes there are."""
-        return len(self.classes)
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape of one picture."""
-        return (3, self.size, self.size)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the random crops of an epoch; call it before iterating over a loader."""
-        self._epoch.fill_(epoch)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.samples[index]
-        picture = read_picture(path)
-        if not self.train:
-            centre = _centre(picture, self.size, shorter=round(self.size * 256 / 224))
-            return _normalised(_tensor(centre)), label
-        draws = generator(self.seed, "crop", int(self._epoch), index)
-        box, size = _random_box(*picture.size, draws), (self.size, self.size)
-        tensor = _tensor(picture.resize(size, Image.Resampling.BILINEAR, box.corners))
-        if self.colour:
-            tensor = _jitter(tensor, draws)
-        if _uniform(draws) < 0.5:
-            tensor = tensor.flip(2)
-        return _normalised(tensor), label
+def _class_folders(folder: Path) -> list[str]:
+    absent = "holds no class folders; expected <class>/<picture>.JPEG in it"
+    return _names(folder, os.DirEntry.is_dir, absent)
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """A data set that stays on disk.
-
-    Args:
-        name: Of the data set.
-        train: Crops for training.
-        test: Crops for evaluation.
-        workers: Processes that read them.
-    """
-
-    name: str
-    train: ImageFolder
-    test: ImageFolder
-    workers: int = 2
-
-    @property
-    def num_classes(self) -> int:
-        """How many classes there are."""
-        return self.train.num_classes
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one picture."""
-        return self.train.input_shape
+def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool], absent: str) -> list[str]:
+    """The names of the wanted entries of a folder, in order; an error if there are none."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if wanted(entry))
+    except OSError as error:
+        raise DataError(f"{folder}: the folder cannot be read: {error.strerror}") from error
+    if not names:
+        raise DataError(f"{folder}: {absent}")
+    return names
 
 
 def read_picture(path: Path) -> Image.Image:
@@ -170,50 +172,47 @@ def read_imagefolder(
     """The centre of each picture as uint8 (n, 3, side, side), and its class, of both splits."""
     parts: list[Arrays] = []
     for split in ("train", "val"):
-        checked_file(name, split, root)
-        tree = load_imagefolder(folder_of(name, root), split)
-        if len(tree) > limit:
+        folder = checked_file(name, split, root)
+        samples = load_imagefolder(folder_of(name, root), split).samples
+        if len(samples) > limit:
             raise DataError(
-                f"{tree.folder}: {len(tree)} pictures are too many to hold in memory (at most "
+                f"{folder}: {len(samples)} pictures are too many to hold in memory (at most "
                 f"{limit}); leave them on disk: dataset.stream=true, or load_imagefolder"
             )
-        x = np.empty((len(tree), 3, side, side), np.uint8)
-        for row, (path, _) in zip(x, tree.samples, strict=True):
+        x = np.empty((len(samples), 3, side, side), np.uint8)
+        for row, (path, _) in zip(x, samples, strict=True):
             row[:] = _pixels(_centre(read_picture(path), side, shorter=side))
-        parts.append((x, np.array([label for _, label in tree.samples])))
+        parts.append((x, np.array([label for _, label in samples])))
     return parts[0], parts[1]
-
-
-# --- the tree -----------------------------------------------------------------------------------
-
-
-def _listing(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"{folder}: the folder cannot be read: {error.strerror}") from error
-
-
-def _folders(folder: Path) -> list[str]:
-    names = [entry.name for entry in _listing(folder) if entry.is_dir()]
-    if not names:
-        raise DataError(f"{folder}: holds no class folders; expected <class>/<picture>.JPEG in it")
-    return names
-
-
-def _pictures(folder: Path) -> list[Path]:
-    paths = [folder / e.name for e in _listing(folder) if e.name.lower().endswith(EXTENSIONS)]
-    if not paths:
-        raise DataError(f"{folder}: the class folder holds no picture ({', '.join(EXTENSIONS)})")
-    return paths
 
 
 # --- crops --------------------------------------------------------------------------------------
 
 
-def _uniform(draws: torch.Generator, low: float = 0.0, high: float = 1.0) -> float:
-    return low + (high - low) * float(torch.rand((), generator=draws, dtype=torch.float64))
+def _pixels(picture: Image.Image) -> np.ndarray:
+    return np.asarray(picture).transpose(2, 0, 1)
+
+
+def _tensor(picture: Image.Image) -> Tensor:
+    return torch.from_numpy(_pixels(picture).astype(np.float32)).div_(255)
+
+
+def _centre(picture: Image.Image, size: int, shorter: int) -> Image.Image:
+    scale = shorter / min(picture.size)
+    width, height = (max(shorter, round(side * scale)) for side in picture.size)
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    return picture.crop((left, top, left + size, top + size))
+
+
+def _random_part(picture: Image.Image, size: int, colour: bool, draws: torch.Generator) -> Tensor:
+    left, top, width, height = _random_box(*picture.size, draws)
+    corners = (left, top, left + width, top + height)
+    tensor = _tensor(picture.resize((size, size), Image.Resampling.BILINEAR, corners))
+    if colour:
+        tensor = _jitter(tensor, draws)
+    return tensor.flip(2) if _uniform(draws) < 0.5 else tensor
 
 
 class _Box(NamedTuple):
@@ -221,10 +220,6 @@ class _Box(NamedTuple):
     top: int
     width: int
     height: int
-
-    @property
-    def corners(self) -> tuple[int, int, int, int]:
-        return (self.left, self.top, self.left + self.width, self.top + self.height)
 
 
 def _random_box(width: int, height: int, draws: torch.Generator) -> _Box:
@@ -240,26 +235,8 @@ def _random_box(width: int, height: int, draws: torch.Generator) -> _Box:
     return _Box((width - w) // 2, (height - h) // 2, w, h)
 
 
-def _centre(picture: Image.Image, size: int, shorter: int) -> Image.Image:
-    width, height = picture.size
-    scale = shorter / min(width, height)
-    width, height = (max(shorter, round(side * scale)) for side in (width, height))
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (width - size) // 2, (height - size) // 2
-    return picture.crop((left, top, left + size, top + size))
-
-
-def _pixels(picture: Image.Image) -> np.ndarray:
-    return np.asarray(picture).transpose(2, 0, 1)
-
-
-def _tensor(picture: Image.Image) -> Tensor:
-    return torch.from_numpy(_pixels(picture).astype(np.float32)).div_(255)
-
-
-def _normalised(tensor: Tensor) -> Tensor:
-    return (tensor - MEAN) / DEVIATION
+def _uniform(draws: torch.Generator, low: float = 0.0, high: float = 1.0) -> float:
+    return low + (high - low) * float(torch.rand((), generator=draws, dtype=torch.float64))
 
 
 def _jitter(tensor: Tensor, draws: torch.Generator) -> Tensor:

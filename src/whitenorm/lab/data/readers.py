@@ -4,8 +4,6 @@ Each gives (pictures, labels) for training and for testing: uint8 (n, C, H, W) a
 a file is wrong, a :class:`whitenorm.lab.data.sources.DataError` names it and says what is wrong.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib
@@ -15,8 +13,6 @@ import numpy as np
 import torch
 
 from whitenorm.lab.data.sources import SOURCES, checked_file, problem
-
-__all__ = ["Arrays", "read_cifar", "read_digits", "read_faces", "read_idx"]
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

@@ -1,7 +1,5 @@
 r"""Where each data set is looked for, where it comes from, and how it is fetched."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 import tempfile
@@ -12,8 +10,6 @@ from pathlib import Path
 
 from whitenorm.lab.lookup import look_up
 
-__all__ = ["SOURCES", "DataError", "File", "Source", "Status", "fetch", "folder_of", "status"]
-
 
 class DataError(Exception):
     """A data file is missing, truncated or corrupt; the message names it and where to get it."""
@@ -21,37 +17,22 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """A file that is expected.
-
-    Args:
-        md5: The published checksum, if there is one.
-        size: In bytes, for formats that can't tell whether the file is truncated.
-    """
+    """A file that is expected."""
 
     md5: str | None = None
-    size: int | None = None
+    size: int | None = None  # in bytes, for formats that can't tell whether a file is truncated
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where one data set comes from.
-
-    Args:
-        title: What it is.
-        folder: Its folder in the data folder; None if it ships with a package.
-        files: What the folder holds: files, and folders (None).
-        where: Where people can get it.
-        url: What :func:`fetch` downloads: an archive, or the folder of the files; None if the
-            terms of the data set don't allow that.
-        md5: Of the archive; None if the files are fetched one by one.
-    """
+    """Where one data set comes from."""
 
     title: str
-    folder: str | None
-    files: Mapping[str, File | None] = field(default_factory=dict)
-    where: str = ""
-    url: str | None = None
-    md5: str | None = None
+    folder: str | None  # in the data folder; None if the data set ships with a package
+    files: Mapping[str, File | None] = field(default_factory=dict)  # None: a folder
+    where: str = ""  # people can get it
+    url: str | None = None  # of an archive or of the files' folder; None if it may not be fetched
+    md5: str | None = None  # of the archive; None if the files are fetched one by one
 
     @property
     def may_fetch(self) -> bool:
@@ -61,29 +42,22 @@ class Source:
 
 @dataclass(frozen=True)
 class Status:
-    """What is known about a data set on this machine.
-
-    Args:
-        name: Key in ``SOURCES``.
-        title: What it is.
-        state: "embedded", "present", "incomplete", "missing" or "corrupt" (a checksum differs).
-        path: Where it is looked for; None if it is embedded.
-        missing: The files that are absent or wrong, and what is wrong with each.
-        may_fetch: Whether :func:`fetch` can download it.
-        where: Where people can get it.
-    """
+    """What is known about a data set on this machine."""
 
     name: str
     title: str
-    state: str
-    path: Path | None
-    missing: tuple[str, ...]
+    state: str  # "embedded", "present", "incomplete", "missing" or "corrupt" (a checksum differs)
+    path: Path | None  # where it is looked for; None if it is embedded
+    missing: tuple[str, ...]  # the files that are absent or wrong, and what is wrong with each
     may_fetch: bool
     where: str
 
 
-_CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/"
-_FACES = "for research use only: ask its owners, and put the 32x32 version by Cai et al. there"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_FACES = (
+    "http://www.cad.zju.edu.cn/home/dengcai/Data/FaceData.html (for research use only: ask its "
+    "owners, and put the 32x32 version by Cai et al. there)"
+)
 
 SOURCES: dict[str, Source] = {
     "digits": Source("handwritten digits, 8x8 (scikit-learn)", None, where="inside scikit-learn"),
@@ -110,29 +84,21 @@ SOURCES: dict[str, Source] = {
             "data_batch_5.bin": File("53f37980c15c3d472c316c40844f3f0d", 30730000),
             "test_batch.bin": File("803d5f7f4d78ea53de84dbe85f74fb6d", 30730000),
         },
-        f"{_CIFAR_HOME}cifar.html (the binary version)",
-        f"{_CIFAR_HOME}cifar-10-binary.tar.gz",
+        f"{_CIFAR}cifar.html (the binary version)",
+        f"{_CIFAR}cifar-10-binary.tar.gz",
         "c32a1d4ab5d03f1284b67883e8d87530",
     ),
     "cifar100": Source(
         "CIFAR-100, binary version",
         "cifar-100-binary",
         {"train.bin": File(size=153700000), "test.bin": File(size=30740000)},
-        f"{_CIFAR_HOME}cifar.html (the binary version)",
-        f"{_CIFAR_HOME}cifar-100-binary.tar.gz",
+        f"{_CIFAR}cifar.html (the binary version)",
+        f"{_CIFAR}cifar-100-binary.tar.gz",
         "03b5dce01913d631647c71ecec9e9cb8",
     ),
-    "yaleb": Source(
-        "Extended Yale-B, 32x32",
-        "yaleb",
-        {"YaleB_32x32.mat": File()},
-        f"http://www.cad.zju.edu.cn/home/dengcai/Data/FaceData.html ({_FACES})",
-    ),
+    "yaleb": Source("Extended Yale-B, 32x32", "yaleb", {"YaleB_32x32.mat": File()}, _FACES),
     "pie": Source(
-        "CMU PIE, 32x32, JPEG-recompressed",
-        "pie",
-        {"PIE_32x32_from_jpeg.mat": File()},
-        f"http://www.cad.zju.edu.cn/home/dengcai/Data/FaceData.html ({_FACES})",
+        "CMU PIE, 32x32, JPEG-recompressed", "pie", {"PIE_32x32_from_jpeg.mat": File()}, _FACES
     ),
     "tiny-imagenet-20": Source(
         "20 classes of Tiny-ImageNet, 64x64",
@@ -206,20 +172,19 @@ def status(root: Path | str | None = None, *, checksum: bool = False) -> list[St
     root = root or os.environ.get("WHITENORM_DATA") or "$WHITENORM_DATA"
     rows = []
     for name, source in SOURCES.items():
-        path: Path | None = None
-        missing: tuple[str, ...] = ()
-        if source.folder is None:
-            state = "embedded"
+        path = None if source.folder is None else folder_of(name, root)
+        wrong = {
+            file: what
+            for file, expected in source.files.items()
+            if path and (what := _wrong(path / file, expected, checksum))
+        }
+        if not wrong:
+            state = "present" if path else "embedded"
+        elif any(what.startswith("corrupt") for what in wrong.values()):
+            state = "corrupt"
         else:
-            path = folder_of(name, root)
-            found = {f: _wrong(path / f, info, checksum) for f, info in source.files.items()}
-            missing = tuple(f"{file}: {what}" for file, what in found.items() if what)
-            if not missing:
-                state = "present"
-            elif any(what.startswith("corrupt") for what in found.values() if what):
-                state = "corrupt"
-            else:
-                state = "missing" if len(missing) == len(found) else "incomplete"
+            state = "missing" if len(wrong) == len(source.files) else "incomplete"
+        missing = tuple(f"{file}: {what}" for file, what in wrong.items())
         rows.append(
             Status(name, source.title, state, path, missing, source.may_fetch, source.where)
         )
@@ -227,18 +192,9 @@ def status(root: Path | str | None = None, *, checksum: bool = False) -> list[St
 
 
 def fetch(name: str, root: Path | str | None = None, *, progressbar: bool = False) -> list[Path]:
-    """Downloads a data set and checks it against the published md5 sums.
+    """Downloads what is absent or wrong of a data set, and gives the paths of its files.
 
-    Files that are there and right are left alone. A download that fails or doesn't match its
-    checksum leaves nothing behind.
-
-    Args:
-        name: Key in ``SOURCES``.
-        root: The data folder; $WHITENORM_DATA by default.
-        progressbar: Whether to show one.
-
-    Returns:
-        The paths of the data set's files.
+    A download that fails or doesn't match its published md5 sum leaves nothing behind.
     """
     source = look_up(SOURCES, "data set", name)
     if source.folder is None:
@@ -246,46 +202,44 @@ def fetch(name: str, root: Path | str | None = None, *, progressbar: bool = Fals
     if source.url is None:
         raise DataError(f"{source.title} may not be fetched. It comes from {source.where}")
     folder = folder_of(name, root)
-    files = {file: info for file, info in source.files.items() if info is not None}
-    wanted = [file for file, info in files.items() if _wrong(folder / file, info, checksum=True)]
+    files = {file: expected for file, expected in source.files.items() if expected is not None}
+
+    def download(url: str, md5: str | None, to: Path) -> Path:
+        """The path of the file, which is left alone if it is there with that checksum."""
+        import pooch  # takes 0.3 s, and most commands don't need it
+
+        pooch.get_logger().setLevel("WARNING")
+        file = url.rsplit("/", 1)[-1]
+        try:
+            return Path(pooch.retrieve(url, f"md5:{md5}", file, to, progressbar=progressbar))
+        except (OSError, ValueError) as error:  # no connection; another checksum
+            raise DataError(
+                f"{url} could not be fetched: {error}. {source.title} comes from {source.where}; "
+                f"put the files {', '.join(files)} into {folder}"
+            ) from error
+
     if source.md5 is None:
-        downloads = [(source.url + file, files[file].md5, [file]) for file in wanted]
-    else:
-        downloads = [(source.url, source.md5, wanted)] if wanted else []
-    for url, md5, contents in downloads:
+        for file, expected in files.items():
+            download(source.url + file, expected.md5, folder)
+    elif any(_wrong(folder / file, expected, checksum=True) for file, expected in files.items()):
         folder.mkdir(parents=True, exist_ok=True)
         # Only whole files that were checked leave the temporary folder.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as temporary:
-            try:
-                path = _download(url, f"md5:{md5}", Path(temporary), progressbar)
-            except (OSError, ValueError) as error:  # no connection; another checksum
-                raise DataError(
-                    f"{url} could not be fetched: {error}. {source.title} comes from "
-                    f"{source.where}; put the files {', '.join(source.files)} into {folder}"
-                ) from error
-            if source.md5 is not None:
-                _extract(source, path, contents)
-            for file in contents:
-                (path.parent / file).replace(folder / file)
+            archive = download(source.url, source.md5, Path(temporary))
+            _extract(source, archive)
+            for file in files:
+                (archive.parent / file).replace(folder / file)
     return [folder / file for file in files]
 
 
-def _download(url: str, known_hash: str, folder: Path, progressbar: bool) -> Path:
-    import pooch  # takes 0.3 s, and most commands don't need it
-
-    pooch.get_logger().setLevel("WARNING")
-    name = url.rsplit("/", 1)[-1]
-    return Path(pooch.retrieve(url, known_hash, name, folder, progressbar=progressbar))
-
-
-def _extract(source: Source, archive: Path, files: list[str]) -> None:
-    """Writes the content of these files, and of no other, beside the archive.
+def _extract(source: Source, archive: Path) -> None:
+    """Writes the content of the source's files, and of no other, beside the archive.
 
     ``pooch.Untar`` isn't as safe: below Python 3.12 it follows links that an archive may hold.
     """
     try:
         with tarfile.open(archive) as tar:
-            for file in files:
+            for file in source.files:
                 stream = tar.extractfile(f"{source.folder}/{file}")
                 if stream is None:
                     raise KeyError(f"{file} is not a regular file")

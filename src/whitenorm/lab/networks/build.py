@@ -4,8 +4,6 @@ Every network ends in a linear layer called ``classifier``. A convolution has no
 follows it; the linear layers of the MLP keep theirs, as in the authors' scripts.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +16,6 @@ from whitenorm.lab.networks.methods import Method
 from whitenorm.lab.networks.parts import initialise
 from whitenorm.lab.networks.plain import mlp, splain, vgg_a
 from whitenorm.lab.networks.residual import imagenet_resnet, resnet, wrn
-
-__all__ = ["MODELS", "build_model", "parameter_count"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
@@ -43,24 +39,13 @@ def build_model(
 ) -> nn.Module:
     """The network of that name with a method's layers in it.
 
-    =================== ==========================================================================
-    name                options, with their defaults
-    =================== ==========================================================================
-    ``mlp``             hidden=(100,), activation="relu"
-    ``vgg-a``           width=64, activation="relu", norm_position="before" | "after" activation
-    ``splain``          depth=20, width=48, activation="relu"
-    ``resnet``          depth=20, placement="all" | "first", activation="relu"
-    ``wrn``             depth=28, widen=10, dropout=0.0, placement="all" | "stem"
-    ``imagenet-resnet`` depth=50, stem="plain" | "extra-conv"
-    =================== ==========================================================================
-
     Args:
-        name: Key in ``MODELS``.
+        name: Key in ``MODELS``, whose row is the function that builds it.
         method: From :func:`whitenorm.lab.networks.methods.make_method`.
         num_classes: Number of outputs.
         input_shape: Of one sample: (features,) or any other for the MLP, (C, H, W) for the rest.
         generator: Draws the initial weights; torch's own by default.
-        options: Of the network.
+        options: Those of the row, with their defaults there.
     """
     build = look_up(MODELS, "model", name)
     _, _, _, *known = inspect.signature(build).parameters  # after method, num_classes, input_shape

@@ -1,7 +1,5 @@
 r"""The methods that the studies compare, each a row of ``METHODS``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,21 +11,16 @@ from whitenorm.lab.lookup import check_options, look_up
 from whitenorm.lab.networks.natural import WhitenedLinear, reparameterise
 from whitenorm.modules import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 
-__all__ = ["METHODS", "Method", "Row", "make_method"]
-
 
 @dataclass(frozen=True)
 class Method:
     """One way to normalize a network: all that a model and a trainer need to know about it.
 
-    Args:
-        name: Key in ``METHODS``.
-        norm: ``norm(num_features, spatial_dims)`` gives the layer for inputs (N, C) if
-            ``spatial_dims`` is 0, (N, C, H, W) if it is 2; None for a network without such layers.
-        linear: Stands for ``nn.Linear(in_features, out_features)``.
-        after_iteration: ``after_iteration(model, inputs, iteration)`` is called after every
-            iteration, with its batch of inputs and how many iterations are done; once before the
-            first, with 0. It changes parameters in place.
+    ``norm(num_features, spatial_dims)`` gives the layer for inputs (N, C) if ``spatial_dims`` is
+    0, (N, C, H, W) if it is 2. ``linear`` stands for ``nn.Linear(in_features, out_features)``.
+    ``after_iteration(model, inputs, iteration)`` is called after every update, with its batch of
+    inputs and how many updates are done; once before the first, with 0. It changes parameters in
+    place.
     """
 
     name: str
@@ -38,12 +31,9 @@ class Method:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of ``METHODS``.
+    """A row of ``METHODS``: its options with their defaults, and what they become.
 
-    Args:
-        options: What can be chosen, with its default.
-        build: ``build(**options)`` gives the fields of :class:`Method` that differ from a plain
-            network's.
+    ``build(**options)`` gives the fields of :class:`Method` that differ from a plain network's.
     """
 
     options: Mapping[str, Any]
@@ -63,27 +53,20 @@ track_running_stats=True, group_size=8, whitening='zca', running='whitening')
     return Method(name, **row.build(**{**row.options, **options}))
 
 
-def _batch_norm(**options: Any) -> dict[str, Any]:
-    def norm(features: int, dims: int) -> nn.Module:
-        return (nn.BatchNorm2d if dims else nn.BatchNorm1d)(features, **options)
-
-    return {"norm": norm}
+def batch_norm(features: int, dims: int, **options: Any) -> nn.Module:
+    """BN, also for the places in a network that a method doesn't change."""
+    return (nn.BatchNorm2d if dims else nn.BatchNorm1d)(features, **options)
 
 
-def _layer_norm(eps: float, affine: bool) -> dict[str, Any]:
+def _layer_norm(features: int, dims: int, **options: Any) -> nn.Module:
     # One group over all of a sample's channels and positions, with a scale and shift a channel;
     # on (N, C) that is nn.LayerNorm(C).
-    return {"norm": lambda features, _: nn.GroupNorm(1, features, eps=eps, affine=affine)}
+    return nn.GroupNorm(1, features, **options)
 
 
-def _decorrelated(group_size: int | None, **options: Any) -> dict[str, Any]:
-    def norm(features: int, dims: int) -> nn.Module:
-        layer = DecorrelatedBatchNorm2d if dims else DecorrelatedBatchNorm1d
-        return layer(
-            features, group_size=features if group_size is None else group_size, **options
-        )
-
-    return {"norm": norm}
+def _decorrelated(features: int, dims: int, group_size: int | None, **options: Any) -> nn.Module:
+    layer = DecorrelatedBatchNorm2d if dims else DecorrelatedBatchNorm1d
+    return layer(features, group_size=features if group_size is None else group_size, **options)
 
 
 def _natural(eps: float, interval: int) -> dict[str, Any]:
@@ -99,14 +82,19 @@ def _natural(eps: float, interval: int) -> dict[str, Any]:
     return {"linear": WhitenedLinear, "after_iteration": after_iteration}
 
 
+def _norm(layer: Callable[..., nn.Module], **options: Any) -> Row:
+    """The row of a method that is a norm alone."""
+    return Row(options, lambda **chosen: {"norm": partial(layer, **chosen)})
+
+
 _BATCH = {"eps": 1e-5, "momentum": 0.1, "affine": True}
 _DBN = {**_BATCH, "group_size": 16, "running": "whitening"}  # group_size None: the whole layer
 
 METHODS: dict[str, Row] = {
     "plain": Row({}, dict),
-    "bn": Row(_BATCH, _batch_norm),
-    "ln": Row({"eps": 1e-5, "affine": True}, _layer_norm),
+    "bn": _norm(batch_norm, **_BATCH),
+    "ln": _norm(_layer_norm, eps=1e-5, affine=True),
     "nnn": Row({"eps": 1.0, "interval": 200}, _natural),
-    "dbn": Row({**_DBN, "whitening": "zca", "iterations": 5}, _decorrelated),
-    "dbn-pca": Row(_DBN, partial(_decorrelated, whitening="pca")),
+    "dbn": _norm(_decorrelated, **_DBN, whitening="zca", iterations=5),
+    "dbn-pca": _norm(partial(_decorrelated, whitening="pca"), **_DBN),
 }

@@ -1,14 +1,10 @@
 r"""Natural Neural Networks (Desjardins et al., NeurIPS 2015): linear layers of whitened inputs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whitenorm.precision import algebra_dtype
-
-__all__ = ["WhitenedLinear", "reparameterise"]
 
 
 class WhitenedLinear(nn.Module):
@@ -17,10 +13,6 @@ class WhitenedLinear(nn.Module):
     :math:`V` and :math:`d`, those of ``linear``, are learned; :math:`c` and :math:`U`, the buffers
     ``mean`` and ``whitening``, change only when :meth:`reparameterise` estimates them. At first
     c = 0 and U = I.
-
-    Args:
-        in_features: Size of :math:`x`.
-        out_features: Size of :math:`y`.
     """
 
     mean: Tensor

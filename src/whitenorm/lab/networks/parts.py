@@ -1,20 +1,18 @@
 r"""What the networks are made of: units of convolution, norm and activation; initial weights."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 from whitenorm.lab.lookup import choose
-from whitenorm.lab.networks.methods import make_method
 from whitenorm.modules import TranslatedReLU
 
-Norm = Callable[[int, int], nn.Module]
+Norm = Callable[[int, int], nn.Module] | None
+Activation = Callable[[int], nn.Module]
 
-ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
+ACTIVATIONS: dict[str, Activation] = {
     "relu": lambda _: nn.ReLU(inplace=True),
     "elu": lambda _: nn.ELU(inplace=True),
     "tanh": lambda _: nn.Tanh(),
@@ -23,16 +21,9 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def activation_layer(name: str) -> Callable[[int], nn.Module]:
+def activation_layer(name: str) -> Activation:
     """``features -> layer`` for an activation's name."""
     return ACTIVATIONS[choose("activation", name, ACTIVATIONS)]
-
-
-def batch_norm(features: int, dims: int) -> nn.Module:
-    """The BN of the places in a network that a method doesn't change."""
-    norm = make_method("bn").norm
-    assert norm is not None
-    return norm(features, dims)
 
 
 def network(*parts: tuple[str, nn.Module | None]) -> nn.Sequential:
@@ -41,12 +32,12 @@ def network(*parts: tuple[str, nn.Module | None]) -> nn.Sequential:
 
 
 def conv_unit(
-    norm: Norm | None,
+    norm: Norm,
     channels: int,
     features: int,
     kernel: int = 3,
     stride: int = 1,
-    activation: Callable[[int], nn.Module] | None = None,
+    activation: Activation | None = None,
 ) -> nn.Sequential:
     """convolution - norm - activation, without those that are None."""
     bias = norm is None
@@ -74,18 +65,20 @@ def blocks_a_stage(depth: int, offset: int) -> int:
     return (depth - offset) // 6
 
 
-def strides(counts: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The stage and the stride of each block, for so many blocks in each stage.
+def stack(
+    block: Callable[[int, int, int], nn.Module], channels: int, stages: Iterable[tuple[int, int]]
+) -> nn.Sequential:
+    """The blocks of all stages, each given as (number of blocks, features).
 
-    Every stage but the first begins by halving the picture.
-
-    Example:
-        >>> list(strides([2, 2]))
-        [(0, 1), (0, 1), (1, 2), (1, 1)]
+    ``block(channels, features, stride)`` gives a block. Every stage but the first begins by
+    halving the picture.
     """
-    for stage, count in enumerate(counts):
+    blocks = nn.Sequential()
+    for stage, (count, features) in enumerate(stages):
         for index in range(count):
-            yield stage, 2 if stage > 0 and index == 0 else 1
+            blocks.append(block(channels, features, 2 if stage > 0 and index == 0 else 1))
+            channels = features
+    return blocks
 
 
 @torch.no_grad()
@@ -100,14 +93,13 @@ def initialise(model: nn.Module, scheme: str, generator: torch.Generator | None 
     for module in model.modules():
         if not isinstance(module, nn.Linear | nn.Conv2d):
             continue
-        fan_in = module.weight[0].numel()
+        bound = module.weight[0].numel() ** -0.5
         if scheme == "lecun":
-            nn.init.normal_(module.weight, std=fan_in**-0.5, generator=generator)
+            nn.init.normal_(module.weight, std=bound, generator=generator)
         elif isinstance(module, nn.Conv2d):
             fan_out = module.weight.numel() // module.in_channels
             nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5, generator=generator)
         else:
-            bound = fan_in**-0.5
             nn.init.uniform_(module.weight, -bound, bound, generator=generator)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

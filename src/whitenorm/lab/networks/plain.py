@@ -1,25 +1,20 @@
 r"""Networks without shortcuts: the multilayer perceptron, VGG-A and S-plain."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 
 from torch import nn
 
 from whitenorm.lab.lookup import choose
-from whitenorm.lab.networks.methods import Method
+from whitenorm.lab.networks.methods import Method, batch_norm
 from whitenorm.lab.networks.parts import (
     activation_layer,
-    batch_norm,
     blocks_a_stage,
     conv_unit,
     network,
     pooled,
-    strides,
+    stack,
 )
-
-__all__ = ["mlp", "splain", "vgg_a"]
 
 
 def mlp(
@@ -105,7 +100,9 @@ def splain(
 ) -> nn.Module:
     """The CIFAR residual network without its shortcuts, and with one width throughout."""
     layers, act = 2 * blocks_a_stage(depth, 2), activation_layer(activation)
-    features = nn.Sequential(conv_unit(method.norm, input_shape[0], width, activation=act))
-    for _, stride in strides([layers] * 3):
-        features.append(conv_unit(method.norm, width, width, stride=stride, activation=act))
-    return network(("features", features), *pooled(width, num_classes))
+
+    def unit(channels: int, features: int, stride: int = 1) -> nn.Module:
+        return conv_unit(method.norm, channels, features, stride=stride, activation=act)
+
+    features = [unit(input_shape[0], width), *stack(unit, width, [(layers, width)] * 3)]
+    return network(("features", nn.Sequential(*features)), *pooled(width, num_classes))

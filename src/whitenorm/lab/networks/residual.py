@@ -1,25 +1,22 @@
 r"""Residual networks: CIFAR's 6n+2 with shortcut A, wide ones, and ImageNet's."""
 
-from __future__ import annotations
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whitenorm.lab.lookup import choose
-from whitenorm.lab.networks.methods import Method
+from whitenorm.lab.networks.methods import Method, batch_norm
 from whitenorm.lab.networks.parts import (
     ACTIVATIONS,
     Norm,
     activation_layer,
-    batch_norm,
     blocks_a_stage,
     conv_unit,
     network,
     pooled,
-    strides,
+    stack,
 )
-
-__all__ = ["ZeroPaddedShortcut", "imagenet_resnet", "resnet", "wrn"]
 
 
 class ZeroPaddedShortcut(nn.Module):
@@ -64,27 +61,27 @@ def resnet(
     """
     choose("placement", placement, ("all", "first"))
     norm = method.norm if placement == "all" else batch_norm
-    blocks, act = blocks_a_stage(depth, 2), activation_layer(activation)
-    stages, channels = nn.Sequential(), 16
-    for stage, stride in strides([blocks] * 3):
-        features = (16, 32, 64)[stage]
+    n, act = blocks_a_stage(depth, 2), activation_layer(activation)
+
+    def block(channels: int, features: int, stride: int) -> nn.Module:
         body = nn.Sequential(
             conv_unit(norm, channels, features, stride=stride, activation=act),
             conv_unit(norm, features, features),
         )
-        same = stride == 1 and channels == features
+        same = channels == features
         shortcut = nn.Identity() if same else ZeroPaddedShortcut(channels, features, stride)
-        stages.append(Residual(body, shortcut, act(features)))
-        channels = features
+        return Residual(body, shortcut, act(features))
+
+    blocks = stack(block, 16, [(n, 16), (n, 32), (n, 64)])
     stem = conv_unit(method.norm, input_shape[0], 16, activation=act)
-    return network(("stem", stem), ("blocks", stages), *pooled(64, num_classes))
+    return network(("stem", stem), ("blocks", blocks), *pooled(64, num_classes))
 
 
 class WideBlock(nn.Module):
     """The pre-activation block of wide residual networks, with dropout between convolutions."""
 
     def __init__(
-        self, norm: Norm | None, channels: int, features: int, stride: int, dropout: float
+        self, channels: int, features: int, stride: int, norm: Norm, dropout: float
     ) -> None:
         super().__init__()
         bias = norm is None
@@ -121,21 +118,18 @@ def wrn(
     """
     choose("placement", placement, ("all", "stem"))
     norm = method.norm if placement == "all" else batch_norm
-    blocks, channels = blocks_a_stage(depth, 4), 16
-    stem = network(("conv", nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=norm is None)))
-    if placement == "stem" and method.norm is not None:
-        stem.add_module("norm", method.norm(16, 2))
-    stages = nn.Sequential()
-    for stage, stride in strides([blocks] * 3):
-        features = (16, 32, 64)[stage] * widen
-        stages.append(WideBlock(norm, channels, features, stride, dropout))
-        channels = features
+    n = blocks_a_stage(depth, 4)
+    stem = network(
+        ("conv", nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=norm is None)),
+        ("norm", method.norm(16, 2) if placement == "stem" and method.norm else None),
+    )
+    block = partial(WideBlock, norm=norm, dropout=dropout)
     return network(
         ("stem", stem),
-        ("blocks", stages),
-        ("norm", norm and norm(channels, 2)),
+        ("blocks", stack(block, 16, [(n, 16 * widen), (n, 32 * widen), (n, 64 * widen)])),
+        ("norm", norm and norm(64 * widen, 2)),
         ("activation", nn.ReLU(inplace=True)),
-        *pooled(channels, num_classes),
+        *pooled(64 * widen, num_classes),
     )
 
 
@@ -165,30 +159,28 @@ def imagenet_resnet(
     counts, bottleneck = _IMAGENET[choose("depth", depth, _IMAGENET)]
     act = ACTIVATIONS["relu"]
     first = method.norm if stem == "plain" else batch_norm
-    entry = network(
-        *conv_unit(first, input_shape[0], 64, kernel=7, stride=2, activation=act).named_children(),
-        ("pool", nn.MaxPool2d(3, stride=2, padding=1)),
-    )
+    entry = conv_unit(first, input_shape[0], 64, kernel=7, stride=2, activation=act)
+    entry.add_module("pool", nn.MaxPool2d(3, stride=2, padding=1))
     if stem == "extra-conv":
         entry.add_module("extra", conv_unit(method.norm, 64, 64, activation=act))
-    stages, channels = nn.Sequential(), 64
-    for stage, stride in strides(counts):
-        width = (64, 128, 256, 512)[stage]
-        features = width * 4 if bottleneck else width
+    unit = partial(conv_unit, batch_norm)
+
+    def block(channels: int, features: int, stride: int) -> nn.Module:
         if bottleneck:
+            width = features // 4
             body = nn.Sequential(
-                conv_unit(batch_norm, channels, width, kernel=1, activation=act),
-                conv_unit(batch_norm, width, width, stride=stride, activation=act),
-                conv_unit(batch_norm, width, features, kernel=1),
+                unit(channels, width, kernel=1, activation=act),
+                unit(width, width, stride=stride, activation=act),
+                unit(width, features, kernel=1),
             )
         else:
             body = nn.Sequential(
-                conv_unit(batch_norm, channels, width, stride=stride, activation=act),
-                conv_unit(batch_norm, width, features),
+                unit(channels, features, stride=stride, activation=act), unit(features, features)
             )
-        shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels != features:
-            shortcut = conv_unit(batch_norm, channels, features, kernel=1, stride=stride)
-        stages.append(Residual(body, shortcut, act(features)))
-        channels = features
-    return network(("stem", entry), ("blocks", stages), *pooled(channels, num_classes))
+        same = channels == features
+        shortcut = nn.Identity() if same else unit(channels, features, kernel=1, stride=stride)
+        return Residual(body, shortcut, act(features))
+
+    features = [width * (4 if bottleneck else 1) for width in (64, 128, 256, 512)]
+    blocks = stack(block, 64, zip(counts, features, strict=True))
+    return network(("stem", entry), ("blocks", blocks), *pooled(features[-1], num_classes))
