@@ -5,46 +5,20 @@ its standard error, sqrt(s1^2 / n1 + s2^2 / n2). A claim holds if all its compar
 part if some do, and does not hold if none does. A diverged run counts as infinitely bad.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from whitenorm.lab.studies.results import Results, Summary
-from whitenorm.lab.studies.study import Curve, Panel, Verdict
+from whitenorm.lab.studies.study import Curve, Verdict
 from whitenorm.lab.studies.wording import metric_name, number
 
-__all__ = [
-    "at",
-    "at_least",
-    "compare",
-    "faster",
-    "final",
-    "lower",
-    "middle",
-    "no_higher",
-    "ratio_within",
-    "together",
-]
-
 Judge = Callable[[Results], Verdict]
+# What is compared of some curves: its name, and each curve's values over seeds.
+Measure = Callable[[Results, Sequence[Curve]], tuple[str, list[Summary]]]
+Pairs = Iterable[tuple[str, str]]  # of labels
 
-
-@dataclass(frozen=True)
-class Measure:
-    """A number of a curve, over seeds: what it is, and how results give it."""
-
-    name: str
-    of: Callable[[Results, Curve], Summary]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One comparison: what was compared, and whether it came out as claimed; None if untested."""
-
-    text: str
-    holds: bool | None
+_CLOCKS = {"iteration": "updates", "epoch": "epochs", "seconds": "seconds"}
+_MARKS = {True: "✓", False: "✗", None: "·"}
 
 
 def compare(a: Summary, b: Summary) -> bool | None:
@@ -61,19 +35,19 @@ def compare(a: Summary, b: Summary) -> bool | None:
 
 def final(metric: str) -> Measure:
     """The last value of a metric."""
-    return Measure(_words(metric), lambda results, curve: results.final(curve, metric))
+    return lambda results, curves: (_words(metric), [results.final(c, metric) for c in curves])
 
 
 def at(column: str, when: str) -> Measure:
     """A column at the "start" or the "end" of training."""
     name = f"{_words(column)} at the {when}"
-    return Measure(name, lambda results, curve: results.at(curve, column, when))
+    return lambda results, curves: (name, [results.at(c, column, when) for c in curves])
 
 
 def middle(column: str) -> Measure:
     """log10 of the median of a column over training."""
     name = f"log10 of the median {_words(column)}"
-    return Measure(name, lambda results, curve: results.middle(curve, column))
+    return lambda results, curves: (name, [results.middle(c, column) for c in curves])
 
 
 def _words(column: str) -> str:
@@ -81,84 +55,69 @@ def _words(column: str) -> str:
     return metric_name(column).partition(" (")[0]
 
 
-def lower(
-    measure: Measure,
-    pairs: Iterable[tuple[str, str]],
-    panels: Sequence[str] | None = None,
-) -> Judge:
+def lower(measure: Measure, pairs: Pairs, panels: Sequence[str] | None = None) -> Judge:
     """Whether, of each pair (winner, loser), the winner's measure is clearly lower.
 
     In every panel that has both, or in the named ones.
     """
-
-    def comparison(results: Results, panel: Panel, winner: Curve, loser: Curve) -> Comparison:
-        a, b = measure.of(results, winner), measure.of(results, loser)
-        return Comparison(_text(panel, winner, a, loser, b, measure.name), compare(a, b))
-
-    return _each_pair(comparison, pairs, panels)
+    return _judge(measure, pairs, compare, panels)
 
 
-def no_higher(measure: Measure, pairs: Iterable[tuple[str, str]]) -> Judge:
+def no_higher(measure: Measure, pairs: Pairs) -> Judge:
     """Whether, of each pair (one, other), the one's measure isn't clearly above the other's."""
 
-    def comparison(results: Results, panel: Panel, one: Curve, other: Curve) -> Comparison:
-        a, b = measure.of(results, one), measure.of(results, other)
-        above = compare(b, a)
-        holds = None if above is None else not above
-        return Comparison(_text(panel, one, a, other, b, measure.name), holds)
+    def holds(one: Summary, other: Summary) -> bool | None:
+        above = compare(other, one)
+        return None if above is None else not above
 
-    return _each_pair(comparison, pairs)
+    return _judge(measure, pairs, holds)
 
 
-def faster(
-    pairs: Iterable[tuple[str, str]], clock: str, panels: Sequence[str] | None = None
-) -> Judge:
+def faster(pairs: Pairs, clock: str, panels: Sequence[str] | None = None) -> Judge:
     """Whether, of each pair, the winner clearly needs less of the clock for the same loss.
 
     The loss to reach is the highest last training loss of all runs of both curves, so that every
     run gets there. If a run diverged, the last losses are compared instead.
     """
 
-    def comparison(results: Results, panel: Panel, winner: Curve, loser: Curve) -> Comparison:
-        a, b = (results.final(curve, "train_loss") for curve in (winner, loser))
-        what = "training loss"
-        if not a.diverged and not b.diverged:
-            goal = max((*a.values, *b.values), default=math.nan)
-            a, b = (results.reaching(curve, goal, clock) for curve in (winner, loser))
-            what = f"{_CLOCKS[clock]} to loss {goal:.3g}"
-        return Comparison(_text(panel, winner, a, loser, b, what), compare(a, b))
+    def time(results: Results, curves: Sequence[Curve]) -> tuple[str, list[Summary]]:
+        name, losses = final("train_loss")(results, curves)
+        if any(loss.diverged for loss in losses):
+            return name, losses
+        goal = max((value for loss in losses for value in loss.values), default=math.nan)
+        name = f"{_CLOCKS[clock]} to loss {goal:.3g}"
+        return name, [results.reaching(curve, goal, clock) for curve in curves]
 
-    return _each_pair(comparison, pairs, panels)
+    return lower(time, pairs, panels)
 
 
 def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) -> Judge:
     """Whether one curve's last value over another's lies within bounds, on average."""
 
-    def comparison(results: Results, panel: Panel, top: Curve, bottom: Curve) -> Comparison | None:
-        a, b = results.final(top, metric), results.final(bottom, metric)
-        if not a.values or not b.values:
-            return None
-        ratio = Summary(a.values).mean / Summary(b.values).mean  # of the runs that finished
-        text = f"{panel.name}: {top.label} / {bottom.label} = {ratio:.3g} ({_words(metric)})"
-        return Comparison(text, low <= ratio <= high)
+    def ratio(top: Summary, bottom: Summary) -> float:  # of the runs that finished
+        return Summary(top.values).mean / Summary(bottom.values).mean
 
-    return _each_pair(comparison, [over])
+    def holds(top: Summary, bottom: Summary) -> bool | None:
+        return low <= ratio(top, bottom) <= high if top.values and bottom.values else None
+
+    def text(labels: Sequence[str], values: Sequence[Summary]) -> str:
+        if not all(summary.values for summary in values):
+            return _each_value(labels, values)
+        return f"{' / '.join(labels)} = {ratio(*values):.3g}"
+
+    return _judge(final(metric), [over], holds, text=text)
 
 
 def at_least(measure: Measure, panel: str, label: str, value: float) -> Judge:
     """Whether a curve's measure is no less than a value, on average."""
 
-    def judge(results: Results) -> Verdict:
-        found = []
-        for owner, curve in results.scale.curves():
-            if (owner.name, curve.label) == (panel, label):
-                summary = measure.of(results, curve)
-                expected = f"at least {value:g} expected ({measure.name})"
-                text = f"{panel}: {label} {_number(summary)}, {expected}"
-                found.append(Comparison(text, summary.mean >= value if summary.n else None))
-        return _verdict(found)
+    def holds(found: Summary) -> bool | None:
+        return found.mean >= value if found.n else None
 
-    return judge
+    def text(labels: Sequence[str], values: Sequence[Summary]) -> str:
+        return f"{_each_value(labels, values)}, at least {value:g} expected"
+
+    return _judge(measure, [(label,)], holds, [panel], text)
 
 
 def together(*judges: Judge) -> Judge:
@@ -176,49 +135,49 @@ def together(*judges: Judge) -> Judge:
     return judge
 
 
-def _each_pair(
-    comparison: Callable[[Results, Panel, Curve, Curve], Comparison | None],
-    pairs: Iterable[tuple[str, str]],
+def _each_value(labels: Sequence[str], values: Sequence[Summary]) -> str:
+    return ", ".join(f"{label} {_number(v)}" for label, v in zip(labels, values, strict=True))
+
+
+def _judge(
+    measure: Measure,
+    compared: Iterable[tuple[str, ...]],
+    holds: Callable[..., bool | None],
     panels: Sequence[str] | None = None,
+    text: Callable[[Sequence[str], Sequence[Summary]], str] = _each_value,
 ) -> Judge:
-    """Compares the two curves of each pair of labels, in each panel that has both.
+    """Asks whether the measures of curves are as claimed, in each panel that has these curves.
 
     Args:
-        comparison: Of two curves; None if they can't be compared.
-        pairs: Of labels.
+        measure: Of the curves.
+        compared: Labels of the curves of each comparison.
+        holds: Of their values, in this order; None if it can't be told.
         panels: Names of the panels to look in; None for all.
+        text: The values in words, for the evidence.
     """
-    pairs = tuple(pairs)
+    compared = tuple(compared)
 
     def judge(results: Results) -> Verdict:
-        found = []
+        found, evidence = [], []
         for panel in results.scale.panels:
             curves = {curve.label: curve for curve in panel.curves}
-            for one, other in pairs:
-                if (panels is None or panel.name in panels) and {one, other} <= curves.keys():
-                    found.append(comparison(results, panel, curves[one], curves[other]))
-        return _verdict([each for each in found if each is not None])
+            for labels in compared:
+                if (panels is None or panel.name in panels) and curves.keys() >= set(labels):
+                    name, values = measure(results, [curves[label] for label in labels])
+                    found.append(holds(*values))
+                    words = f"{panel.name}: {text(labels, values)} ({name})"
+                    evidence.append(f"{_MARKS[found[-1]]} {words}")
+        return Verdict(_status(found), tuple(evidence))
 
     return judge
 
 
-def _verdict(found: Sequence[Comparison]) -> Verdict:
-    evidence = tuple(f"{_MARKS[c.holds]} {c.text}" for c in found)
-    tested = [c.holds for c in found if c.holds is not None]
-    if not tested:
-        return Verdict("not tested", evidence)
-    if all(tested) and len(tested) == len(found):
-        return Verdict("holds", evidence)
-    return Verdict("holds in part" if any(tested) else "does not hold", evidence)
-
-
-_CLOCKS = {"iteration": "updates", "epoch": "epochs", "seconds": "seconds"}
-_MARKS = {True: "✓", False: "✗", None: "·"}
-
-
-def _text(panel: Panel, a: Curve, value_a: Summary, b: Curve, value_b: Summary, what: str) -> str:
-    values = f"{a.label} {_number(value_a)}, {b.label} {_number(value_b)}"
-    return f"{panel.name}: {values} ({what})"
+def _status(found: Sequence[bool | None]) -> str:
+    if all(holds is None for holds in found):
+        return "not tested"
+    if all(found):
+        return "holds"
+    return "holds in part" if any(found) else "does not hold"
 
 
 def _number(summary: Summary) -> str:

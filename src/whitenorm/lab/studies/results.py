@@ -1,32 +1,24 @@
 r"""Results: a study and its records. Figures, tables and verdicts read nothing else."""
 
-from __future__ import annotations
-
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 from whitenorm.lab.records.record import Record
 from whitenorm.lab.studies.study import Choice, Curve, Panel, PaperNumber, Study, View
 
-__all__ = ["Results", "Series", "Summary"]
-
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and sample standard deviation over seeds.
+    """Mean and sample standard deviation over seeds."""
 
-    Args:
-        values: One a seed that finished.
-        diverged: How many seeds did not.
-    """
-
-    values: tuple[float, ...]
-    diverged: int = 0
+    values: tuple[float, ...]  # of the seeds that finished
+    diverged: int = 0  # how many seeds did not
 
     @property
     def n(self) -> int:
@@ -57,31 +49,22 @@ class Series:
 
     label: str
     column: str
+    records: Sequence[Record]
     x: list[float]
     mean: list[float]
     low: list[float]
     high: list[float]
-    records: tuple[Record, ...]
 
     @property
     def name(self) -> str:
         """For a legend: the label, and how many of its runs diverged."""
         diverged = sum(record.status == "diverged" for record in self.records)
-        return (
-            f"{self.label} ({diverged} of {len(self.records)} diverged)"
-            if diverged
-            else self.label
-        )
+        note = f" ({diverged} of {len(self.records)} diverged)" if diverged else ""
+        return self.label + note
 
 
 class Results:
-    """The records of a study at one scale.
-
-    Args:
-        study: Row of the table.
-        scale: "small" or "paper".
-        records: By identity; those that belong to no curve are left aside, in ``others``.
-    """
+    """The records of a study at one scale, by identity."""
 
     def __init__(self, study: Study, scale: str, records: Mapping[str, Record]) -> None:
         self.study = study
@@ -93,9 +76,9 @@ class Results:
     @cached_property
     def _seeds(self) -> dict[str, list[Record]]:
         found: dict[str, list[Record]] = {}
-        for record in self.all.values():
+        for record in sorted(self.all.values(), key=lambda record: record.run.seed):
             found.setdefault(record.run.changed({"seed": 0}).id, []).append(record)
-        return {key: sorted(runs, key=lambda r: r.run.seed) for key, runs in found.items()}
+        return found
 
     @cached_property
     def others(self) -> list[Record]:
@@ -109,10 +92,6 @@ class Results:
     def panels(self, view: View) -> list[Panel]:
         """The panels that a view is for."""
         return [p for p in self.scale.panels if view.panels is None or p.name in view.panels]
-
-    def panel(self, name: str) -> Panel:
-        """The panel of that name."""
-        return {panel.name: panel for panel in self.scale.panels}[name]
 
     def choice(self, curve: Curve) -> Choice:
         """What the curve's grid has told."""
@@ -139,22 +118,20 @@ class Results:
         For what spans orders of magnitude. What is no number (a condition number that is infinite)
         counts as infinite.
         """
-
-        def median(record: Record) -> float | None:
-            numbers = _infinite_for_none(record.column(column))
-            return math.log10(statistics.median(numbers)) if numbers else None
-
-        return self._over_seeds(curve, median)
+        return self._of_column(curve, column, lambda v: math.log10(statistics.median(v)))
 
     def at(self, curve: Curve, column: str, when: str) -> Summary:
         """A column at the "start" or the "end" of training, over seeds."""
-        index = {"start": 0, "end": -1}[when]
+        return self._of_column(curve, column, itemgetter({"start": 0, "end": -1}[when]))
 
-        def value(record: Record) -> float | None:
-            numbers = _infinite_for_none(record.column(column))
-            return numbers[index] if numbers else None
+    def _of_column(
+        self, curve: Curve, column: str, value: Callable[[list[float]], float]
+    ) -> Summary:
+        def of(record: Record) -> float | None:
+            numbers = [math.inf if v is None else v for v in record.column(column)]
+            return value(numbers) if numbers else None
 
-        return self._over_seeds(curve, value)
+        return self._over_seeds(curve, of)
 
     def reaching(self, curve: Curve, loss: float, clock: str) -> Summary:
         """What the clock shows when the training loss first is no more than this, over seeds."""
@@ -174,15 +151,23 @@ class Results:
         return Summary(found, sum(record.status == "diverged" for record in records))
 
     def series(self, view: View, panel: Panel) -> list[Series]:
-        """The lines of a view of a panel."""
+        """The lines of a view of a panel: means at each point, to where the shortest run ends."""
         lines = []
-        for curve in panel.curves:
+        for curve, column in product(panel.curves, view.y):
             records = self.records(curve)
             finished = [r for r in records if r.status == "finished"] or records
-            for column in view.y:
-                line = _mean_line(finished, _abscissa(view.x, column), column, "y" in view.log)
-                if line is not None:
-                    lines.append(Series(curve.label, column, *line, records=tuple(records)))
+            probe, dot, _ = column.rpartition(".")  # a probe has an abscissa of its own
+            points = zip(
+                _by_point(finished, probe + dot + view.x),
+                _by_point(finished, column),
+                strict=False,
+            )
+            rows = [
+                (statistics.fmean(xs), *_over(ys, view))
+                for xs, ys in points
+                if None not in xs and None not in ys
+            ]
+            lines += _line(curve.label, column, records, rows)
         return lines
 
     def across(self, view: View, panels: Sequence[Panel]) -> list[Series]:
@@ -191,30 +176,25 @@ class Results:
         labels = dict.fromkeys(curve.label for panel in panels for curve in panel.curves)
         for label, column in product(labels, view.y):
             rows, records = [], []
-            for place, panel in enumerate(panels):
-                if all(curve.label != label for curve in panel.curves):
-                    continue
-                curve = panel.curve(label)
+            places = [(i, c) for i, p in enumerate(panels) for c in p.curves if c.label == label]
+            for place, curve in places:
                 values = [v for v in self.at(curve, column, view.x).values if math.isfinite(v)]
                 if values:
-                    rows.append((float(place), *_over(values, "y" in view.log)))
+                    rows.append((float(place), *_over(values, view)))
                     records += self.records(curve)
-            if rows:
-                x, mean, low, high = (list(part) for part in zip(*rows, strict=True))
-                lines.append(Series(label, column, x, mean, low, high, records=tuple(records)))
+            lines += _line(label, column, records, rows)
         return lines
 
     def ours(self, number: PaperNumber) -> Summary | None:
         """What the records have in place of the paper's number; None if they don't."""
-        try:
-            panel = self.panel(number.panel)
-            value = self.final(panel.curve(number.curve), number.metric)
-            other = number.minus or number.over
-            if other is None:
-                return value if value.n else None
-            base = self.final(panel.curve(other), number.metric)
-        except KeyError:  # this scale has no such panel or curve
-            return None
+        curves = {c.label: c for p, c in self.scale.curves() if p.name == number.panel}
+        other = number.minus or number.over
+        if number.curve not in curves or (other and other not in curves):
+            return None  # this scale has no such panel or curve
+        value = self.final(curves[number.curve], number.metric)
+        if not other:
+            return value if value.n else None
+        base = self.final(curves[other], number.metric)
         if not value.values or not base.values or value.diverged or base.diverged:
             return None
         if number.minus:
@@ -222,32 +202,20 @@ class Results:
         return Summary(tuple(v / base.mean for v in value.values))
 
 
-def _infinite_for_none(values: Sequence[float | None]) -> list[float]:
-    return [math.inf if value is None else value for value in values]
+def _by_point(records: Sequence[Record], column: str) -> Iterator[tuple[Any, ...]]:
+    """The values of all records at each point of a column, as far as the shortest one goes."""
+    return zip(*(record.column(column) for record in records), strict=False)
 
 
-def _abscissa(x: str, y: str) -> str:
-    probe, _, column = y.partition(".")
-    return f"{probe}.{x}" if column else x
-
-
-def _over(values: Sequence[float], geometric: bool) -> tuple[float, float, float]:
+def _over(values: Sequence[float], view: View) -> tuple[float, float, float]:
     """Mean, smallest and largest."""
-    mean = statistics.geometric_mean if geometric and min(values) > 0 else statistics.fmean
-    return mean(values), min(values), max(values)
+    geometric = "y" in view.log and min(values) > 0
+    mean = statistics.geometric_mean(values) if geometric else statistics.fmean(values)
+    return mean, min(values), max(values)
 
 
-def _mean_line(
-    records: list[Record], x: str, y: str, geometric: bool
-) -> tuple[list[float], list[float], list[float], list[float]] | None:
-    """Mean over runs at each point, of the abscissa too, up to where the shortest run ends."""
-    columns: list[tuple[list[Any], list[Any]]] = [(r.column(x), r.column(y)) for r in records]
-    length = min((min(len(a), len(b)) for a, b in columns), default=0)
-    rows = []
-    for i in range(length):
-        xs, ys = [a[i] for a, _ in columns], [b[i] for _, b in columns]
-        if None not in xs and None not in ys:
-            rows.append((statistics.fmean(xs), *_over(ys, geometric)))
-    if not rows:
-        return None
-    return tuple(list(column) for column in zip(*rows, strict=True))  # type: ignore[return-value]
+def _line(
+    label: str, column: str, records: list[Record], rows: Sequence[tuple[float, ...]]
+) -> list[Series]:
+    """The line through rows of (x, mean, low, high); none if there are no rows."""
+    return [Series(label, column, records, *map(list, zip(*rows, strict=True)))] if rows else []

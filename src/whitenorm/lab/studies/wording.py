@@ -1,7 +1,5 @@
 r"""Words for what is measured, and numbers with as many digits as are certain."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -9,15 +7,6 @@ from typing import Any
 
 from whitenorm.lab.studies.results import Summary
 from whitenorm.lab.studies.study import View
-
-__all__ = [
-    "axis_title",
-    "metric_name",
-    "number",
-    "point_text",
-    "summary",
-]
-
 
 _COLUMNS = {
     "iteration": "update",
@@ -85,7 +74,7 @@ def number(value: float, spread: float | None = None) -> str:
 
 def summary(values: Summary, metric: str) -> str:
     """Mean and spread in the unit of :func:`metric_name`."""
-    if values.n == 0 or not (values.values or values.diverged):
+    if values.n == 0:
         return "—"
     if values.diverged:
         return f"{values.diverged} of {values.n} diverged"
@@ -95,7 +84,5 @@ def summary(values: Summary, metric: str) -> str:
 
 def point_text(point: Mapping[str, Any] | None) -> str:
     """A point of a grid in words: ``lr 0.5, eps 0.1``."""
-    if not point:
-        return ""
-    names = {path: path.partition(".")[2] or path for path in point}
-    return ", ".join(f"{names[path]} {json.dumps(value)}" for path, value in point.items())
+    values = {path.partition(".")[2] or path: value for path, value in (point or {}).items()}
+    return ", ".join(f"{name} {json.dumps(value)}" for name, value in values.items())
