@@ -5,8 +5,6 @@ authors' published scripts. At scale "small" the same question is asked of less,
 row is made of is in :mod:`whitenorm.lab.studies.study`; to add a study is to add a row.
 """
 
-from __future__ import annotations
-
 from whitenorm.lab.lookup import look_up
 from whitenorm.lab.studies.convnets import FIG6, FIG7
 from whitenorm.lab.studies.faces import FIG4, FIG5
@@ -15,16 +13,9 @@ from whitenorm.lab.studies.remarks import ISOMETRY, RUNNING
 from whitenorm.lab.studies.residual import TABLE1, TABLE2, TABLE3
 from whitenorm.lab.studies.study import Study
 
-__all__ = ["STUDIES", "find_study"]
-
-STUDIES: dict[str, Study] = {
-    study.name: study
-    for study in (
-        *(FIG2, FIG3, FIG4, FIG5, FIG6, FIG7),
-        *(TABLE1, TABLE2, TABLE3),
-        *(ISOMETRY, RUNNING, DEMO),
-    )
-}
+_FIGURES = (FIG2, FIG3, FIG4, FIG5, FIG6, FIG7)
+_TABLES = (TABLE1, TABLE2, TABLE3)
+STUDIES = {study.name: study for study in (*_FIGURES, *_TABLES, ISOMETRY, RUNNING, DEMO)}
 
 
 def find_study(name: str) -> Study:

@@ -1,65 +1,51 @@
 r"""Studies of conditioning and speed, with perceptrons on faces: figures 4 and 5."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 from whitenorm.lab.records.run import Run, Settings
 from whitenorm.lab.studies.claims import faster, lower, middle, ratio_within, together
-from whitenorm.lab.studies.study import Claim, Curve, Panel, PaperNumber, Scale, Study, View
-
-__all__ = ["FIG4", "FIG5"]
-
-_Grid = dict[str, Sequence[float]]
-
-_METRICS = (
-    "train_loss",
-    "iteration@0.1",
-    "seconds@0.1",
-    "iteration@0.01",
-    "seconds@0.01",
-    "test_error",
-    "seconds_per_iteration",
+from whitenorm.lab.studies.shared_settings import BN, PLAIN, dbn, mlp
+from whitenorm.lab.studies.study import (
+    Claim,
+    Curve,
+    Grid,
+    Panel,
+    Panels,
+    PaperNumber,
+    Scale,
+    Study,
+    View,
 )
-_RATES = (0.1, 0.2, 0.5, 1, 2)
-_NNN: _Grid = {"method.eps": (0.001, 0.01, 0.1, 1), "method.interval": (20, 50, 100, 200, 500)}
-_FEW_RATES = (0.1, 0.5, 2)
-_FEW_NNN: _Grid = {"method.eps": (0.1, 1), "method.interval": (50,)}
+
+_REACHED = [f"{clock}@{loss}" for loss in (0.1, 0.01) for clock in ("iteration", "seconds")]
+_METRICS = ("train_loss", *_REACHED, "test_error", "seconds_per_iteration")
+_FEW_RATES, _RATES = (0.1, 0.5, 2), (0.1, 0.2, 0.5, 1, 2)
+_FEW_NNN = {"method.eps": (0.1, 1), "method.interval": (50,)}
+_NNN = {"method.eps": (0.001, 0.01, 0.1, 1), "method.interval": (20, 50, 100, 200, 500)}
+_OTHERS = {"plain": PLAIN, "NNN": {"name": "nnn"}, "LN": {"name": "ln"}, "BN": BN}
 
 
-def _compared(name: str, base: Run, dbn: Settings, rates: Sequence[float], nnn: _Grid) -> Panel:
+def _compared(name: str, run: Run, dbn: Settings, rates: Sequence[float], nnn: Grid) -> Panel:
     """Five methods, each with its learning rate from a grid; NNN chooses its options too."""
-    grid: _Grid = {"optimiser.lr": rates}
-    methods: dict[str, Settings] = {
-        "plain": {"name": "plain"},
-        "NNN": {"name": "nnn"},
-        "LN": {"name": "ln"},
-        "BN": {"name": "bn"},
-        "DBN": dbn,
-    }
-    curves = (
-        Curve(label, base.changed({"method": method}), grid | nnn if label == "NNN" else grid)
-        for label, method in methods.items()
-    )
-    return Panel(name, tuple(curves))
+    panel = Panel.of_methods(name, run, {**_OTHERS, "DBN": dbn}, {"optimiser.lr": rates})
+    plain, other, *rest = panel.curves
+    return Panel(name, (plain, Curve("NNN", other.run, {**other.grid, **nnn}), *rest))
 
 
-def _fig4(rates: Sequence[float], nnn: _Grid, **changes: Any) -> tuple[Panel, ...]:
-    base = Run(
-        {"name": "yaleb"},
-        {"name": "mlp", "hidden": [128, 64, 48, 48]},
-        {"name": "plain"},
-        iterations=3000,
-        evaluate_every=20,
-        probes={"fisher": {"every": 20, "samples": 2000}},
-    ).changed(changes)
-    dbn = {"name": "dbn", "group_size": None, "affine": True}
-    return (_compared("Yale-B", base, dbn, rates, nnn),)
+def _fisher(every: int) -> Settings:
+    return {"fisher": {"every": every, "samples": 2000}}
 
 
-_DBN_FIRST = [("DBN", other) for other in ("plain", "NNN", "LN", "BN")]
+def _fig4(rates: Sequence[float], nnn: Grid, **changes: Any) -> Panels:
+    run = Run({"name": "yaleb"}, mlp([128, 64, 48, 48]), PLAIN, iterations=3000, evaluate_every=20)
+    run = run.changed({"probes": _fisher(20), **changes})
+    return (_compared("Yale-B", run, dbn(None), rates, nnn),)
+
+
+_DBN_FIRST = [("DBN", other) for other in _OTHERS]
 _PLAIN_LAST = [(label, "plain") for label in ("NNN", "LN", "BN", "DBN")]
+_CONDITION = "fisher.at_90_percent"
 FIG4 = Study(
     name="fig4",
     title="Yale-B: conditioning of the Fisher matrix, and loss over time",
@@ -67,14 +53,7 @@ FIG4 = Study(
     question="Does whitening improve the conditioning of the optimisation problem, and its speed?",
     scales={
         "small": Scale(
-            _fig4(
-                _FEW_RATES,
-                _FEW_NNN,
-                iterations=300,
-                evaluate_every=5,
-                probes={"fisher": {"every": 50, "samples": 2000}},
-            ),
-            seeds=3,
+            _fig4(_FEW_RATES, _FEW_NNN, iterations=300, evaluate_every=5, probes=_fisher(50)),
             duration="5 min on 2 cores",
             reduced="300 instead of 3000 updates; a grid of 3 learning rates, and for NNN 2 eps "
             "and 1 interval; Fisher matrix every 50 updates; 3 instead of 5 seeds",
@@ -86,7 +65,7 @@ FIG4 = Study(
             "conditioning",
             "Conditioning of the last layer's Fisher matrix",
             x="iteration",
-            y=("fisher.at_90_percent",),
+            y=(_CONDITION,),
             log="y",
         ),
         View("loss", "Training loss over training time", x="seconds", log="y"),
@@ -102,13 +81,13 @@ FIG4 = Study(
             "NNN, LN, BN and DBN [...] achieve better conditioning compared to 'plain'.",
             "the median over training of each one's condition number (its log10, averaged over "
             "seeds) is clearly lower",
-            lower(middle("fisher.at_90_percent"), _PLAIN_LAST),
+            lower(middle(_CONDITION), _PLAIN_LAST),
         ),
         Claim(
             "DBN achieves the best conditioning compared to other normalization methods",
             "the median over training of its condition number (its log10, averaged over seeds) is "
             "clearly lower than each other's",
-            lower(middle("fisher.at_90_percent"), _DBN_FIRST[1:]),
+            lower(middle(_CONDITION), _DBN_FIRST[1:]),
         ),
         Claim(
             "[DBN] speeds up convergence significantly.",
@@ -135,21 +114,12 @@ FIG4 = Study(
 )
 
 
-def _fig5(rates: Sequence[float], nnn: _Grid, **changes: Any) -> tuple[Panel, ...]:
-    base = Run(
-        {"name": "pie"},
-        {"name": "mlp", "hidden": [128] * 5},
-        {"name": "plain"},
-        batch_size=256,
-        epochs=100,
-    ).changed(changes)
-    groups = {
-        f"G{size}": {"name": "dbn", "group_size": size, "affine": False}
-        for size in (1, 8, 16, 32, 64, 128)
-    }
+def _fig5(rates: Sequence[float], nnn: Grid, epochs: int) -> Panels:
+    run = Run({"name": "pie"}, mlp([128] * 5), PLAIN, batch_size=256, epochs=epochs)
+    groups = {f"G{size}": dbn(size, affine=False) for size in (1, 8, 16, 32, 64, 128)}
     return (
-        Panel.of_methods("group size", base, groups, {"optimiser.lr": rates}),
-        _compared("comparison", base, groups["G16"], rates, nnn),
+        Panel.of_methods("group size", run, groups, {"optimiser.lr": rates}),
+        _compared("comparison", run, groups["G16"], rates, nnn),
     )
 
 
@@ -161,12 +131,11 @@ FIG5 = Study(
     scales={
         "small": Scale(
             _fig5(_FEW_RATES, _FEW_NNN, epochs=15),
-            seeds=3,
             duration="5 min on 2 cores",
             reduced="15 instead of 100 epochs; a grid of 3 learning rates, and for NNN 2 eps and "
             "1 interval; 3 instead of 5 seeds",
         ),
-        "paper": Scale(_fig5(_RATES, _NNN), seeds=5, duration="40 min on 2 cores"),
+        "paper": Scale(_fig5(_RATES, _NNN, epochs=100), seeds=5, duration="40 min on 2 cores"),
     },
     views=(
         View("groups", "Training loss by group size", x="epoch", log="y", panels=("group size",)),

@@ -1,39 +1,29 @@
 r"""Studies of what the paper only says in passing: its isometry, and its running statistics."""
 
-from __future__ import annotations
-
-from typing import Any
+from collections.abc import Sequence
 
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.studies.claims import at, final, lower, no_higher, together
-from whitenorm.lab.studies.study import Claim, Panel, Scale, Study, View
-
-__all__ = ["ISOMETRY", "RUNNING"]
-
+from whitenorm.lab.studies.shared_settings import PLAIN, mlp
+from whitenorm.lab.studies.study import Claim, Panels, Scale, Study, View, panels
 
 # --- Section 3.5: are the singular values of the input-output Jacobian near 1? ------------------
 
 _DISTANCE, _SPREAD = "jacobian.log10_rms", "jacobian.log10_deviation"
 
 
-def _isometry(dataset: str, depths: tuple[int, ...], width: int, **changes: Any) -> Scale:
-    base = Run(
-        {"name": dataset},
-        {"name": "mlp"},
-        {"name": "plain"},
-        batch_size=256,
-        iterations=200,
-        evaluate_every=10,
-        probes={"jacobian": {"every": 50, "samples": 256}},
+def _isometry(dataset: str, width: int, depths: Sequence[int]) -> Panels:
+    run = Run({"name": dataset}, mlp([]), PLAIN, iterations=200, batch_size=256, evaluate_every=10)
+    run = run.changed({"probes": {"jacobian": {"every": 50, "samples": 256}}})
+    return panels(
+        run,
+        {f"{depth} layers": {"model.hidden": [width] * (depth - 1)} for depth in depths},
+        {label: {"method": {"name": label.lower()}} for label in ("plain", "BN", "DBN")},
     )
-    methods = {label: {"name": label.lower()} for label in ("plain", "BN", "DBN")}
-    panels = tuple(
-        Panel.of_methods(
-            f"{depth} layers", base.changed({"model.hidden": [width] * (depth - 1)}), methods
-        )
-        for depth in depths
-    )
-    return Scale(panels, **changes)
+
+
+def _at_start(name: str, title: str, column: str) -> View:
+    return View(name, f"{title} at initialisation", kind="across", x="start", y=(column,))
 
 
 ISOMETRY = Study(
@@ -42,31 +32,18 @@ ISOMETRY = Study(
     reference="Section 3.5",
     question="Does whitening keep the singular values of the Jacobian closer together?",
     scales={
-        "small": _isometry(
-            "digits",
-            (3, 6, 11),
-            64,
-            seeds=3,
+        "small": Scale(
+            _isometry("digits", 64, (3, 6, 11)),
             duration="1 min on 2 cores",
             reduced="digits instead of Yale-B, layers of 64 instead of 128, 3 instead of 5 seeds",
         ),
-        "paper": _isometry("yaleb", (3, 6, 11, 21), 128, seeds=5, duration="5 min on 2 cores"),
+        "paper": Scale(
+            _isometry("yaleb", 128, (3, 6, 11, 21)), seeds=5, duration="5 min on 2 cores"
+        ),
     },
     views=(
-        View(
-            "start",
-            "Distance from isometry at initialisation",
-            kind="across",
-            x="start",
-            y=(_DISTANCE,),
-        ),
-        View(
-            "spread",
-            "Spread of the singular values at initialisation",
-            kind="across",
-            x="start",
-            y=(_SPREAD,),
-        ),
+        _at_start("start", "Distance from isometry", _DISTANCE),
+        _at_start("spread", "Spread of the singular values", _SPREAD),
         View("training", "Distance from isometry during training", x="iteration", y=(_DISTANCE,)),
     ),
     claims=(
@@ -74,10 +51,7 @@ ISOMETRY = Study(
             "[DBN] is more likely to achieve dynamical isometry than BN.",
             "the root mean square of log10 of the singular values, which is 0 if all are 1, is "
             "clearly lower with DBN than with BN at each depth, at initialisation and at the end",
-            together(
-                lower(at(_DISTANCE, "start"), [("DBN", "BN")]),
-                lower(at(_DISTANCE, "end"), [("DBN", "BN")]),
-            ),
+            together(*(lower(at(_DISTANCE, when), [("DBN", "BN")]) for when in ("start", "end"))),
         ),
         Claim(
             "Batch Normalization achieves approximate dynamical isometry",
@@ -86,7 +60,6 @@ ISOMETRY = Study(
             lower(at(_DISTANCE, "start"), [("BN", "plain")]),
         ),
     ),
-    metrics=("train_loss", "test_error"),
     notes=(
         "The paper argues this from the assumptions that layers are linear and activations "
         "Gaussian and uncorrelated, and doesn't measure it. The networks are those of figure 5 "
@@ -102,23 +75,13 @@ ISOMETRY = Study(
 # --- Section 3.3: what to average for inference -------------------------------------------------
 
 
-def _running(dataset: str, hidden: list[int], batches: tuple[int, ...], **changes: Any) -> Scale:
-    iterations = changes.pop("iterations")
-    base = Run(
-        {"name": dataset},
-        {"name": "mlp", "hidden": hidden},
-        {"name": "dbn"},
-        iterations=iterations,
-        evaluate_every=iterations // 10,
+def _running(dataset: str, hidden: list[int], batches: Sequence[int], updates: int) -> Panels:
+    run = Run({"name": dataset}, mlp(hidden), {"name": "dbn"}, iterations=updates)
+    return panels(
+        run.changed({"evaluate_every": updates // 10}),
+        {f"batch {size}": {"batch_size": size} for size in batches},
+        {f"running {kind}": {"method.running": kind} for kind in ("whitening", "covariance")},
     )
-    methods = {
-        f"running {kind}": {"name": "dbn", "running": kind} for kind in ("whitening", "covariance")
-    }
-    panels = tuple(
-        Panel.of_methods(f"batch {size}", base.changed({"batch_size": size}), methods)
-        for size in batches
-    )
-    return Scale(panels, **changes)
 
 
 RUNNING = Study(
@@ -127,23 +90,16 @@ RUNNING = Study(
     reference="Section 3.3",
     question="Does it matter for the test error which of the two inference is given?",
     scales={
-        "small": _running(
-            "digits",
-            [64, 64, 64],
-            (8, 16, 32, 128),
-            iterations=300,
-            seeds=3,
+        "small": Scale(
+            _running("digits", [64, 64, 64], (8, 16, 32, 128), updates=300),
             duration="1 min on 2 cores",
             reduced="digits instead of PIE, three hidden layers of 64 instead of five of 128, "
             "300 instead of 1500 updates, 3 instead of 5 seeds",
         ),
-        "paper": _running(
-            "pie",
-            [128] * 5,
-            (8, 16, 32, 64, 128, 256),
-            iterations=1500,
-            seeds=5,
+        "paper": Scale(
+            _running("pie", [128] * 5, (8, 16, 32, 64, 128, 256), updates=1500),
             duration="5 min on 2 cores",
+            seeds=5,
         ),
     },
     views=(

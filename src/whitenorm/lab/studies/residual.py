@@ -1,63 +1,47 @@
 r"""Studies of one DBN layer at the start of a residual network: tables 1 to 3."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from whitenorm.lab.records.run import Run, Settings
 from whitenorm.lab.studies.claims import faster, final, lower, together
-from whitenorm.lab.studies.shared_settings import BN, ERRORS, SUBSET, dbn, sgd, steps
-from whitenorm.lab.studies.study import Claim, Curve, Panel, PaperNumber, Scale, Study, View
-
-__all__ = ["TABLE1", "TABLE2", "TABLE3"]
+from whitenorm.lab.studies.shared_settings import BN, ERRORS, SUBSET, cifar_run, dbn, sgd, steps
+from whitenorm.lab.studies.study import (
+    Claim,
+    Grid,
+    Panels,
+    PaperNumber,
+    Scale,
+    Study,
+    View,
+    panels,
+)
 
 _TINY = {"dataset.size": 16, "epochs": 12, "subset": SUBSET}
 
 
 # --- Table 1: residual networks -----------------------------------------------------------------
 
+_RESNET = cifar_run({"name": "resnet"}, sgd(0.1, 1e-4), steps((80, 120), 0.1), epochs=160)
+_FIRST = {"model.placement": "first"}
+_CURVES: dict[str, Settings] = {
+    "Baseline": {},
+    "DBN-L1": {**_FIRST, "method": dbn(8, affine=False)},
+    "DBN-scale-L1": {**_FIRST, "method": dbn(8)},
+}
+_EVERYWHERE: dict[str, Settings] = {"DBN everywhere": {"method": dbn(16)}}
 _EVERYWHERE_WINS = [("DBN everywhere", "Baseline"), ("DBN everywhere", "DBN-scale-L1")]
 
 
 def _table1(
     depths: Sequence[int],
-    rates: Sequence[float] = (),
-    everywhere: bool = False,
-    changes: Settings | None = None,
-) -> tuple[Panel, ...]:
-    base = Run(
-        {"name": "cifar10", "preprocess": "channel", "augment": "crop+flip"},
-        {"name": "resnet"},
-        BN,
-        sgd(0.1, 1e-4),
-        steps((80, 120), 0.1),
-        batch_size=128,
-        epochs=160,
-    ).changed(changes or {})
-    first = {"model.placement": "first"}
-    curves: dict[str, Settings] = {
-        "Baseline": {},
-        "DBN-L1": {**first, "method": dbn(8, affine=False)},
-        "DBN-scale-L1": {**first, "method": dbn(8)},
-    }
-    if everywhere:
-        curves["DBN everywhere"] = {"method": dbn(16)}
-    grid = {"optimiser.lr": rates} if rates else {}
-    return tuple(
-        Panel(
-            f"Res-{depth}",
-            tuple(
-                Curve(label, base.changed({"model.depth": depth, **settings}), grid)
-                for label, settings in curves.items()
-            ),
-        )
-        for depth in depths
-    )
+    changes: Settings,
+    curves: dict[str, Settings] = _CURVES,
+    grid: Grid | None = None,
+) -> Panels:
+    variants = {f"Res-{depth}": {"model.depth": depth} for depth in depths}
+    return panels(_RESNET.changed(changes), variants, curves, grid)
 
 
-(_HOUR,) = _table1(
-    (20,), changes={"epochs": 24, "schedule": steps((12, 18), 0.1), "precision": "bf16"}
-)
 _TABLE1 = {
     "Baseline": (7.94, 7.31, 7.17, 7.21),
     "DBN-L1": (7.94, 7.28, 6.87, 6.63),
@@ -70,8 +54,7 @@ TABLE1 = Study(
     question="Does one whitened layer improve a residual network?",
     scales={
         "small": Scale(
-            _table1((8, 14), changes={**_TINY, "schedule": steps((6, 9), 0.1)}),
-            seeds=3,
+            _table1((8, 14), {**_TINY, "schedule": steps((6, 9), 0.1)}),
             duration="4 min on 2 cores",
             reduced="Res-8 and Res-14; images of 16x16, 4,000 to train on and 2,000 to test on; "
             "12 instead of 160 epochs; 3 instead of 5 seeds",
@@ -79,30 +62,33 @@ TABLE1 = Study(
         "reduced": Scale(
             _table1(
                 (20,),
-                (0.05, 0.1, 0.2),
-                everywhere=True,
-                changes={
+                {
                     "dataset.size": 16,
                     "epochs": 10,
                     "subset": {"train": 10_000},
                     "schedule": steps((5, 8), 0.1),
                 },
+                _CURVES | _EVERYWHERE,
+                {"optimiser.lr": (0.05, 0.1, 0.2)},
             ),
-            seeds=3,
             duration="30 min on 2 cores",
             reduced="Res-20 only; images of 16x16, 10,000 to train on; 10 instead of 160 epochs; "
             "the learning rate from a grid of 3, by the lowest training loss; 3 instead of 5 "
             "seeds",
         ),
         "hour": Scale(
-            (Panel(_HOUR.name, (_HOUR.curve("DBN-scale-L1"),)),),
+            _table1(
+                (20,),
+                {"epochs": 24, "schedule": steps((12, 18), 0.1), "precision": "bf16"},
+                {"DBN-scale-L1": _CURVES["DBN-scale-L1"]},
+            ),
             seeds=1,
             duration="1 h on 1 core",
             reduced="DBN-scale-L1 of Res-20 only, on the whole training set; 24 instead of 160 "
             "epochs; bfloat16 (autocast); 1 seed",
         ),
         "paper": Scale(
-            _table1((20, 32, 44, 56)), seeds=5, duration="7 GPU days, at the paper's speed"
+            _table1((20, 32, 44, 56), {}), seeds=5, duration="7 GPU days, at the paper's speed"
         ),
     },
     views=(ERRORS, View("loss", "Training loss over training time", x="seconds", log="y")),
@@ -146,28 +132,20 @@ TABLE1 = Study(
 # --- Table 2: wide residual networks ------------------------------------------------------------
 
 
-def _table2(
-    sizes: Sequence[tuple[int, int]], changes: Settings | None = None
-) -> tuple[Panel, ...]:
-    base = Run(
-        {"name": "cifar10", "preprocess": "channel", "augment": "crop+flip"},
-        {"name": "wrn", "dropout": 0.3},
-        BN,
-        sgd(0.1, 5e-4, nesterov=True),
-        steps((60, 120, 160), 0.2),
-        batch_size=128,
-        epochs=200,
-    ).changed(changes or {})
-    panels = []
-    for dataset, title in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):
-        for depth, widen in sizes:
-            sized = base.changed(
-                {"dataset.name": dataset, "model.depth": depth, "model.widen": widen}
-            )
-            stem = sized.changed({"model.placement": "stem", "method": dbn(16)})
-            curves = (Curve("Baseline", sized), Curve("DBN-scale-L1", stem))
-            panels.append(Panel(f"{title}, WRN-{depth}-{widen}", curves))
-    return tuple(panels)
+_NESTEROV = {**sgd(0.1, 5e-4), "nesterov": True}
+_WRN = cifar_run(
+    {"name": "wrn", "dropout": 0.3}, _NESTEROV, steps((60, 120, 160), 0.2), epochs=200
+)
+
+
+def _table2(depths: Sequence[int], widen: int, changes: Settings) -> Panels:
+    variants = {
+        f"{title}, WRN-{depth}-{widen}": {"dataset.name": dataset, "model.depth": depth}
+        for dataset, title in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100"))
+        for depth in depths
+    }
+    curves = {"Baseline": {}, "DBN-scale-L1": {"model.placement": "stem", "method": dbn(16)}}
+    return panels(_WRN.changed({"model.widen": widen, **changes}), variants, curves)
 
 
 _TABLE2 = (
@@ -183,14 +161,13 @@ TABLE2 = Study(
     question="Does one whitened layer improve a wide residual network?",
     scales={
         "small": Scale(
-            _table2(((10, 1), (16, 1)), {**_TINY, "schedule": steps((4, 7, 10), 0.2)}),
-            seeds=3,
+            _table2((10, 16), 1, {**_TINY, "schedule": steps((4, 7, 10), 0.2)}),
             duration="3 min on 2 cores, a data set",
             reduced="WRN-10-1 and WRN-16-1; images of 16x16, 4,000 to train on and 2,000 to test "
             "on; 12 instead of 200 epochs; 3 instead of 5 seeds",
         ),
         "paper": Scale(
-            _table2(((28, 10), (40, 10))), seeds=5, duration="50 GPU days, at the paper's speed"
+            _table2((28, 40), 10, {}), seeds=5, duration="50 GPU days, at the paper's speed"
         ),
     },
     views=(ERRORS,),
@@ -215,29 +192,23 @@ TABLE2 = Study(
 # --- Table 3: ImageNet --------------------------------------------------------------------------
 
 
-def _table3(
-    depths: Sequence[int], dataset: Settings, changes: Settings | None = None
-) -> tuple[Panel, ...]:
-    base = Run(
-        dataset,
-        {"name": "imagenet-resnet"},
-        BN,
-        sgd(0.1, 1e-4),
-        steps((30, 60), 0.1),
-        batch_size=256,
-        epochs=90,
-    ).changed(changes or {})
-    panels = []
-    for depth in depths:
-        sized = base.changed({"model.depth": depth})
-        extra = sized.changed({"model.stem": "extra-conv"})
-        curves = (
-            Curve("Baseline", sized),
-            Curve("Baseline + conv", extra),
-            Curve("DBN-scale-L1", extra.changed({"method": dbn(32)})),
-        )
-        panels.append(Panel(f"Res-{depth}", curves))
-    return tuple(panels)
+_IMAGENET = Run(
+    {"name": "imagenet", "stream": True, "size": 224, "colour": True},
+    {"name": "imagenet-resnet"},
+    BN,
+    sgd(0.1, 1e-4),
+    steps((30, 60), 0.1),
+    batch_size=256,
+    epochs=90,
+)
+
+
+def _table3(depths: Sequence[int], changes: Settings) -> Panels:
+    variants = {f"Res-{depth}": {"model.depth": depth} for depth in depths}
+    extra: Settings = {"model.stem": "extra-conv"}
+    dbn_first = {**extra, "method": dbn(32)}
+    curves = {"Baseline": {}, "Baseline + conv": extra, "DBN-scale-L1": dbn_first}
+    return panels(_IMAGENET.changed(changes), variants, curves)
 
 
 _TABLE3 = (
@@ -256,22 +227,20 @@ TABLE3 = Study(
         "small": Scale(
             _table3(
                 (18,),
-                {"name": "tiny-imagenet-20", "size": 32, "augment": "crop+flip"},
-                {"batch_size": 64, "epochs": 10, "schedule": steps((6, 8), 0.1)},
+                {
+                    "dataset": {"name": "tiny-imagenet-20", "size": 32, "augment": "crop+flip"},
+                    "batch_size": 64,
+                    "epochs": 10,
+                    "schedule": steps((6, 8), 0.1),
+                },
             ),
-            seeds=3,
             duration="6 min on 2 cores",
             reduced="Res-18 only, on 20 classes of Tiny-ImageNet at 32x32 (2,000 training "
             "images); batches of 64; 10 instead of 90 epochs; padded crops instead of random "
             "resized ones",
         ),
         "paper": Scale(
-            _table3(
-                (18, 34, 50, 101),
-                {"name": "imagenet", "stream": True, "size": 224, "colour": True},
-            ),
-            seeds=1,
-            duration="3 months of 2 to 8 GPUs, likewise",
+            _table3((18, 34, 50, 101), {}), seeds=1, duration="3 months of 2 to 8 GPUs, likewise"
         ),
     },
     views=(ERRORS, View("top5", "Top-5 test error", y=("test_top5_error",))),

@@ -1,14 +1,11 @@
-r"""Settings that several studies of convolutional networks share."""
-
-from __future__ import annotations
+r"""Settings that several studies share."""
 
 from collections.abc import Sequence
 
-from whitenorm.lab.records.run import Settings
+from whitenorm.lab.records.run import Run, Settings
 from whitenorm.lab.studies.study import View
 
-__all__ = ["BN", "ERRORS", "SUBSET", "dbn", "sgd", "steps"]
-
+PLAIN: Settings = {"name": "plain"}
 BN: Settings = {"name": "bn"}
 SUBSET = {"train": 4000, "test": 2000}
 ERRORS = View(
@@ -16,17 +13,27 @@ ERRORS = View(
 )
 
 
-def dbn(group_size: int, affine: bool = True) -> Settings:
+def mlp(hidden: Sequence[int]) -> Settings:
+    """A perceptron with these hidden layers."""
+    return {"name": "mlp", "hidden": hidden}
+
+
+def dbn(group_size: int | None, affine: bool = True) -> Settings:
     """DBN with groups of a size, with or without scale and shift."""
     return {"name": "dbn", "group_size": group_size, "affine": affine}
 
 
-def sgd(lr: float, weight_decay: float, nesterov: bool = False) -> Settings:
+def sgd(lr: float, weight_decay: float) -> Settings:
     """SGD with a momentum of 0.9."""
-    settings = {"name": "sgd", "lr": lr, "momentum": 0.9, "weight_decay": weight_decay}
-    return settings | ({"nesterov": True} if nesterov else {})
+    return {"name": "sgd", "lr": lr, "momentum": 0.9, "weight_decay": weight_decay}
 
 
 def steps(at: Sequence[int], factor: float) -> Settings:
     """The learning rate times ``factor`` at each of these epochs."""
-    return {"name": "steps", "at": list(at), "factor": factor}
+    return {"name": "steps", "at": at, "factor": factor}
+
+
+def cifar_run(model: Settings, optimiser: Settings, schedule: Settings, epochs: int) -> Run:
+    """A network with BN on CIFAR-10, with shifted and flipped pictures in batches of 128."""
+    dataset = {"name": "cifar10", "preprocess": "channel", "augment": "crop+flip"}
+    return Run(dataset, model, BN, optimiser, schedule, batch_size=128, epochs=epochs)

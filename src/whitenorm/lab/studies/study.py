@@ -17,18 +17,8 @@ from whitenorm.lab.records.run import Run, Settings
 if TYPE_CHECKING:
     from whitenorm.lab.studies.results import Results
 
-__all__ = [
-    "Choice",
-    "Claim",
-    "Curve",
-    "Panel",
-    "PaperNumber",
-    "Scale",
-    "Selection",
-    "Study",
-    "Verdict",
-    "View",
-]
+Grid = Mapping[str, Sequence[Any]]
+"""Values to try for some settings, e.g. ``{"optimiser.lr": (0.1, 1)}``."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +45,7 @@ class Curve:
 
     label: str
     run: Run  # the seed is filled in, and probes are left out of the grid's runs
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # {"optimiser.lr": (0.1, 1)}
+    grid: Grid = field(default_factory=dict)
 
     def points(self) -> list[dict[str, Any]]:
         """All points of the grid; one without changes if there is no grid."""
@@ -77,22 +67,18 @@ class Curve:
 
         A diverged run is worse than any other; among such, the one that lasted longest is best.
         """
-        scores: list[tuple[dict[str, Any], Record | None, float]] = []
-        for point in self.points():
-            record = records.get(self.grid_run(point, selection).id) if self.grid else None
-            value = record.final.get(selection.metric) if record is not None else None
-            scores.append((point, record, math.inf if value is None else value))
         if not self.grid:
-            return Choice(scores[0][0], True, [])
-        tried = [entry for entry in scores if entry[1] is not None]
-        best = min(tried, key=_rank, default=None)
-        return Choice(best[0] if best else None, len(tried) == len(scores), scores)
-
-
-def _rank(entry: tuple[dict[str, Any], Record | None, float]) -> tuple[float, float]:
-    _, record, score = entry
-    lasted = (record.final.get("iterations") or 0) if record is not None else 0
-    return score, -lasted
+            return Choice({}, True, [])
+        scores, tried = [], []
+        for point in self.points():
+            record = records.get(self.grid_run(point, selection).id)
+            value = record.final.get(selection.metric) if record else None
+            score = math.inf if value is None else value
+            scores.append((point, record, score))
+            if record:
+                tried.append((score, -(record.final.get("iterations") or 0), point))
+        best = min(tried, key=lambda entry: entry[:2], default=None)
+        return Choice(best[2] if best else None, len(tried) == len(scores), scores)
 
 
 @dataclass(frozen=True)
@@ -113,34 +99,40 @@ class Panel:
 
     @classmethod
     def of_methods(
-        cls,
-        name: str,
-        run: Run,
-        methods: Mapping[str, Settings],
-        grid: Mapping[str, Sequence[Any]] | None = None,
+        cls, name: str, run: Run, methods: Mapping[str, Settings], grid: Grid | None = None
     ) -> Panel:
         """A panel with a curve for each method, all else the same."""
-        return cls(
-            name,
-            tuple(
-                Curve(label, run.changed({"method": method}), grid or {})
-                for label, method in methods.items()
-            ),
-        )
+        curves = {label: {"method": method} for label, method in methods.items()}
+        return panels(run, {name: {}}, curves, grid)[0]
 
     def curve(self, label: str) -> Curve:
         """The curve of that label."""
         return {curve.label: curve for curve in self.curves}[label]
 
 
+Panels = tuple[Panel, ...]
+Changes = Mapping[str, Settings]
+"""By name, what is changed in a run: ``{"4 layers": {"model.depth": 4}, ...}``."""
+
+
+def panels(run: Run, variants: Changes, curves: Changes, grid: Grid | None = None) -> Panels:
+    """A panel for each variant of a run, with the same curves in each."""
+
+    def panel(name: str, variant: Run) -> Panel:
+        runs = {label: variant.changed(changes) for label, changes in curves.items()}
+        return Panel(name, tuple(Curve(label, run, grid or {}) for label, run in runs.items()))
+
+    return tuple(panel(name, run.changed(changes)) for name, changes in variants.items())
+
+
 @dataclass(frozen=True)
 class Scale:
     """A study at one size."""
 
-    panels: tuple[Panel, ...]
-    seeds: int
+    panels: Panels
     duration: str  # roughly, and on what
     reduced: str = ""  # how it differs from the paper
+    seeds: int = 3
     selection: Selection = field(default_factory=Selection)
 
     def curves(self) -> list[tuple[Panel, Curve]]:
@@ -168,15 +160,19 @@ class Scale:
 
     def count(self, seeds: int | None = None) -> int:
         """How many runs there are in all, whatever the grids choose."""
-        runs = {run.id for run in self.grid_runs()}
+        runs = self.grid_runs()
         for _, curve in self.curves():
             point = curve.points()[0]  # stands for the chosen one
-            runs |= {curve.seed_run(point, seed).id for seed in range(seeds or self.seeds)}
-        return len(runs)
+            runs += [curve.seed_run(point, seed) for seed in range(seeds or self.seeds)]
+        return len(_once(runs))
 
     def datasets(self) -> list[str]:
         """Names of the data sets that it needs."""
         return list(dict.fromkeys(curve.run.dataset["name"] for _, curve in self.curves()))
+
+
+def _once(runs: Iterable[Run]) -> list[Run]:
+    return list({run.id: run for run in runs}.values())
 
 
 @dataclass(frozen=True)
@@ -242,11 +238,7 @@ class Study:
 
     def scale(self, name: str) -> Scale:
         """The scale of that name."""
-        if name not in self.scales:
-            there = ", ".join(self.scales)
-            raise ValueError(f"study {self.name!r} has no scale {name!r}; it has {there}")
-        return self.scales[name]
-
-
-def _once(runs: Iterable[Run]) -> list[Run]:
-    return list({run.id: run for run in runs}.values())
+        if name in self.scales:
+            return self.scales[name]
+        there = ", ".join(self.scales)
+        raise ValueError(f"study {self.name!r} has no scale {name!r}; it has {there}")
