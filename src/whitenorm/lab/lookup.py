@@ -8,26 +8,14 @@ _Value = TypeVar("_Value")
 
 
 def look_up(table: Mapping[str, _Row], kind: str, name: str) -> _Row:
-    """The row of that name; ``kind`` says in the error what the table holds.
-
-    Example:
-        >>> look_up({"bn": 1}, "method", "nb")
-        Traceback (most recent call last):
-        ValueError: unknown method 'nb'; there are bn
-    """
+    """The row of that name; ``kind`` says in the error what the table holds."""
     if name not in table:
         raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(table)}")
     return table[name]
 
 
 def check_options(kind: str, name: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises a ValueError that names the options which a row doesn't have.
-
-    Example:
-        >>> check_options("method", "bn", {"group": 8}, ["eps"])
-        Traceback (most recent call last):
-        ValueError: method 'bn' has no option 'group'; it has eps
-    """
+    """Raises a ValueError that names the options which a row doesn't have."""
     known = list(known)
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(
@@ -37,13 +25,7 @@ def check_options(kind: str, name: str, options: Mapping[str, Any], known: Itera
 
 
 def choose(option: str, value: _Value, choices: Iterable[_Value]) -> _Value:
-    """The value, if it is one of the choices.
-
-    Example:
-        >>> choose("stem", "wide", ["plain", "extra-conv"])
-        Traceback (most recent call last):
-        ValueError: stem must be one of 'plain', 'extra-conv', got 'wide'
-    """
+    """The value, if it is one of the choices."""
     if value not in (choices := list(choices)):
         raise ValueError(f"{option} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value

@@ -2,20 +2,17 @@
 
 import pytest
 import torch
+from built import CIFAR, IMAGENET, layers, on_meta
 from torch import nn
 
-from whitenorm.lab.networks.build import MODELS, build_model, parameter_count
+from whitenorm.lab.networks.build import MODELS, build_model
 from whitenorm.lab.networks.methods import make_method
 
-CIFAR = {"num_classes": 10, "input_shape": (3, 32, 32)}
-IMAGENET = {"num_classes": 1000, "input_shape": (3, 224, 224)}
 BN, DBN = make_method("bn"), make_method("dbn")
 
 
-def on_meta(*args, **options):
-    """Built without memory: only shapes count."""
-    with torch.device("meta"):
-        return build_model(*args, **options)
+def parameter_count(*args, **options):
+    return sum(parameter.numel() for parameter in on_meta(*args, **options).parameters())
 
 
 @pytest.mark.parametrize(
@@ -35,26 +32,23 @@ def on_meta(*args, **options):
 )
 def test_parameter_counts_are_the_published_ones(name, options, count, published):
     task = IMAGENET if name.startswith("imagenet") else CIFAR
-    model = on_meta(name, BN, **task, **options)
-    assert parameter_count(model) == count
+    assert parameter_count(name, BN, **task, **options) == count
     digits = len(published.split(".")[1]) - 1
     assert f"{count / 1e6:.{digits}f}M" == published
 
 
 def test_a_placed_norm_changes_the_count_by_its_own_parameters_alone():
-    res20 = parameter_count(on_meta("resnet", BN, **CIFAR))
+    res20 = parameter_count("resnet", BN, **CIFAR)
     unscaled = make_method("dbn", affine=False)
-    assert parameter_count(on_meta("resnet", unscaled, placement="first", **CIFAR)) == res20 - 32
-    assert parameter_count(on_meta("resnet", DBN, placement="first", **CIFAR)) == res20
-    wrn = parameter_count(on_meta("wrn", BN, **CIFAR))
-    assert parameter_count(on_meta("wrn", DBN, placement="stem", **CIFAR)) == wrn + 32
-    res50 = parameter_count(on_meta("imagenet-resnet", BN, **IMAGENET))
+    assert parameter_count("resnet", unscaled, placement="first", **CIFAR) == res20 - 32
+    assert parameter_count("resnet", DBN, placement="first", **CIFAR) == res20
+    wrn = parameter_count("wrn", BN, **CIFAR)
+    assert parameter_count("wrn", DBN, placement="stem", **CIFAR) == wrn + 32
+    res50 = parameter_count("imagenet-resnet", BN, **IMAGENET)
     extra = 64 * 64 * 9 + 2 * 64
-    twin = on_meta("imagenet-resnet", BN, stem="extra-conv", **IMAGENET)
-    assert parameter_count(twin) == res50 + extra
-    assert parameter_count(
-        on_meta("imagenet-resnet", DBN, stem="extra-conv", **IMAGENET)
-    ) == parameter_count(twin)
+    for method in (BN, DBN):
+        twin = parameter_count("imagenet-resnet", method, stem="extra-conv", **IMAGENET)
+        assert twin == res50 + extra
 
 
 @pytest.mark.parametrize(
@@ -91,16 +85,14 @@ def test_every_network_gives_logits_and_a_gradient_to_every_parameter(
 
 
 def test_depth_counts_the_layers_with_weights():
-    for name, options in (("resnet", {"depth": 20}), ("splain", {"depth": 32})):
-        model = on_meta(name, BN, **CIFAR, **options)
-        layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-        assert len(layers) == options["depth"]
-    model = on_meta("wrn", BN, **CIFAR, depth=28, widen=10)
-    assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == 28  # 3 of them shortcuts
+    weighted = nn.Conv2d | nn.Linear
+    for name, depth in (("resnet", 20), ("splain", 32)):
+        assert len(layers(on_meta(name, BN, **CIFAR, depth=depth), weighted)) == depth
+    wide = on_meta("wrn", BN, **CIFAR, depth=28, widen=10)
+    assert len(layers(wide, nn.Conv2d)) == 28  # 3 of them shortcuts
     for depth in (18, 34, 50, 101):
-        model = on_meta("imagenet-resnet", BN, **IMAGENET, depth=depth)
-        main = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-        assert len([n for n in main if "shortcut" not in n]) == depth
+        names = layers(on_meta("imagenet-resnet", BN, **IMAGENET, depth=depth), weighted)
+        assert len([name for name in names if "shortcut" not in name]) == depth
 
 
 def test_a_generator_decides_all_weights():

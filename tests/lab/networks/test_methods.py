@@ -59,23 +59,21 @@ def test_layer_norm_normalises_each_sample_over_all_of_it(dims, shape):
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_unknown_methods_and_options_are_named_with_what_there_is():
-    with pytest.raises(
-        ValueError, match=r"unknown method 'gn'; there are plain, bn, ln, nnn, dbn"
-    ):
-        make_method("gn")
-    with pytest.raises(ValueError, match=r"'bn' has no option 'group'; it has eps, momentum"):
-        make_method("bn", group=2)
-    with pytest.raises(ValueError, match=r"'plain' has no option 'eps'; it has none"):
-        make_method("plain", eps=1)
-    with pytest.raises(ValueError, match=r"'dbn-pca' has no option 'whitening'"):
-        make_method("dbn-pca", whitening="zca")
-    with pytest.raises(ValueError, match="interval must be a positive number of updates, got 0"):
-        make_method("nnn", interval=0)
-    with pytest.raises(ValueError, match="eps must be positive, got 0"):
-        make_method("nnn", eps=0)
-    with pytest.raises(ValueError, match="group_size must be a positive integer, got 0"):
-        make_method("dbn", group_size=0).norm(4, 0)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gn", {}, "unknown method 'gn'; there are plain, bn, ln, nnn, dbn"),
+        ("bn", {"group": 2}, "'bn' has no option 'group'; it has eps, momentum"),
+        ("plain", {"eps": 1}, "'plain' has no option 'eps'; it has none"),
+        ("dbn-pca", {"whitening": "zca"}, "'dbn-pca' has no option 'whitening'"),
+        ("nnn", {"interval": 0}, "interval must be a positive number of updates, got 0"),
+        ("nnn", {"eps": 0}, "eps must be positive, got 0"),
+        ("dbn", {"group_size": 0}, "group_size must be a positive integer, got 0"),
+    ],
+)
+def test_errors_name_what_was_given_and_what_there_is(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_method(name, **options).norm(4, 0)
 
 
 def test_adding_a_method_takes_a_row(monkeypatch):

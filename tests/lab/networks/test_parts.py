@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from built import CIFAR
 from torch import nn
 
 from whitenorm import TranslatedReLU
@@ -9,7 +10,6 @@ from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.networks.parts import ACTIVATIONS, activation_layer, conv_unit, initialise
 
-CIFAR = {"num_classes": 10, "input_shape": (3, 32, 32)}
 BN, DBN = make_method("bn"), make_method("dbn")
 
 

@@ -1,33 +1,19 @@
 """Networks without shortcuts: what they are made of, and where a method's layers are."""
 
 import pytest
-import torch
+from built import CIFAR, layers, on_meta
 from torch import nn
 
 from whitenorm import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
-from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
 
-CIFAR = {"num_classes": 10, "input_shape": (3, 32, 32)}
 DBN = make_method("dbn")
 
 
-def on_meta(*args, **options):
-    """Built without memory: only shapes count."""
-    with torch.device("meta"):
-        return build_model(*args, **options)
-
-
-def norms(model, kind):
-    return {name: m for name, m in model.named_modules() if isinstance(m, kind)}
-
-
 def test_mlp_normalises_between_linear_and_activation_and_keeps_biases():
-    model = on_meta(
-        "mlp", make_method("dbn", group_size=None), num_classes=38, input_shape=(1024,),
-        hidden=(128, 64, 48, 48),
-    )  # fmt: skip
-    for layer, width in zip(model.hidden, (128, 64, 48, 48), strict=True):
+    method, widths = make_method("dbn", group_size=None), (128, 64, 48, 48)
+    model = on_meta("mlp", method, num_classes=38, input_shape=(1024,), hidden=widths)
+    for layer, width in zip(model.hidden, widths, strict=True):
         assert [type(part) for part in layer] == [nn.Linear, DecorrelatedBatchNorm1d, nn.ReLU]
         assert layer.norm.num_features == layer.norm.group_size == width
         assert layer.linear.bias is not None
@@ -36,16 +22,15 @@ def test_mlp_normalises_between_linear_and_activation_and_keeps_biases():
 
 def test_vgg_a_has_a_norm_after_each_convolution_and_bn_in_its_classifier():
     model = on_meta("vgg-a", DBN, **CIFAR)
-    placed = norms(model, DecorrelatedBatchNorm2d)
+    placed = layers(model, DecorrelatedBatchNorm2d)
     widths = [64, 128, 256, 256, 512, 512, 512, 512]
     assert list(placed) == [f"features.{i}.norm" for i in range(8)]
     assert [norm.num_features for norm in placed.values()] == widths
     assert [norm.num_groups for norm in placed.values()] == [width // 16 for width in widths]
-    assert list(norms(model, nn.modules.batchnorm._BatchNorm)) == ["head.norm"]
+    assert list(layers(model, nn.modules.batchnorm._BatchNorm)) == ["head.norm"]
     assert all(unit.conv.bias is None for unit in model.features)
-    assert [name for name, m in model.named_modules() if isinstance(m, nn.MaxPool2d)] == [
-        f"features.{i}.pool" for i in (0, 1, 3, 5, 7)
-    ]
+    pools = [f"features.{i}.pool" for i in (0, 1, 3, 5, 7)]
+    assert list(layers(model, nn.MaxPool2d)) == pools
     assert model.head.linear.weight.shape == (512, 512)
 
 
@@ -68,7 +53,7 @@ def test_vgg_a_without_normalisation_has_none():
 @pytest.mark.parametrize("depth", [20, 44])
 def test_splain_has_one_width_no_shortcuts_and_a_norm_after_every_convolution(depth):
     model = on_meta("splain", make_method("dbn", group_size=14), depth=depth, width=42, **CIFAR)
-    placed = norms(model, DecorrelatedBatchNorm2d)
+    placed = layers(model, DecorrelatedBatchNorm2d)
     assert len(placed) == len(model.features) == depth - 1
     assert {norm.num_groups for norm in placed.values()} == {3}
     assert {unit.conv.out_channels for unit in model.features} == {42}

@@ -1,6 +1,7 @@
 """Residual networks: what they are made of, and where a method's layers are."""
 
 import torch
+from built import CIFAR, IMAGENET, layers, on_meta
 from torch import nn
 
 from whitenorm import DecorrelatedBatchNorm2d
@@ -8,31 +9,19 @@ from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.networks.residual import ZeroPaddedShortcut
 
-CIFAR = {"num_classes": 10, "input_shape": (3, 32, 32)}
-IMAGENET = {"num_classes": 1000, "input_shape": (3, 224, 224)}
 BN, DBN = make_method("bn"), make_method("dbn")
-
-
-def on_meta(*args, **options):
-    """Built without memory: only shapes count."""
-    with torch.device("meta"):
-        return build_model(*args, **options)
-
-
-def norms(model, kind):
-    return {name: m for name, m in model.named_modules() if isinstance(m, kind)}
 
 
 def test_resnet_first_places_the_method_in_the_stem_alone():
     method = make_method("dbn", group_size=8, affine=False)
     model = on_meta("resnet", method, placement="first", **CIFAR)
-    placed = norms(model, DecorrelatedBatchNorm2d)
+    placed = layers(model, DecorrelatedBatchNorm2d)
     assert list(placed) == ["stem.norm"]
     assert placed["stem.norm"].num_features == 16
     assert placed["stem.norm"].num_groups == 2
     assert not placed["stem.norm"].affine
-    assert len(norms(model, nn.BatchNorm2d)) == 18
-    assert len(norms(on_meta("resnet", method, **CIFAR), DecorrelatedBatchNorm2d)) == 19
+    assert len(layers(model, nn.BatchNorm2d)) == 18
+    assert len(layers(on_meta("resnet", method, **CIFAR), DecorrelatedBatchNorm2d)) == 19
 
 
 def test_resnet_shortcut_a_subsamples_and_pads_with_zeros():
@@ -42,20 +31,20 @@ def test_resnet_shortcut_a_subsamples_and_pads_with_zeros():
     assert torch.equal(y[:, :3], x[:, :, ::2, ::2])
     assert not y[:, 3:].any()
     model = on_meta("resnet", BN, **CIFAR)
-    assert len(norms(model, ZeroPaddedShortcut)) == 2
+    assert len(layers(model, ZeroPaddedShortcut)) == 2
     assert not [name for name, _ in model.named_parameters() if "shortcut" in name]
 
 
 def test_wrn_stem_adds_the_method_after_the_first_convolution():
     model = on_meta("wrn", DBN, placement="stem", dropout=0.3, **CIFAR)
-    placed = norms(model, DecorrelatedBatchNorm2d)
+    placed = layers(model, DecorrelatedBatchNorm2d)
     assert list(placed) == ["stem.norm"]
     assert placed["stem.norm"].num_groups == 1
     assert [name for name, _ in model.stem.named_children()] == ["conv", "norm"]
     baseline = on_meta("wrn", BN, dropout=0.3, **CIFAR)
-    assert len(norms(model, nn.BatchNorm2d)) == len(norms(baseline, nn.BatchNorm2d)) == 25
+    assert len(layers(model, nn.BatchNorm2d)) == len(layers(baseline, nn.BatchNorm2d)) == 25
     assert [name for name, _ in baseline.stem.named_children()] == ["conv"]
-    assert {m.p for m in baseline.modules() if isinstance(m, nn.Dropout)} == {0.3}
+    assert {m.p for m in layers(baseline, nn.Dropout).values()} == {0.3}
 
 
 def test_wide_block_shares_its_preactivation_where_the_width_changes():
@@ -70,26 +59,20 @@ def test_wide_block_shares_its_preactivation_where_the_width_changes():
 def test_imagenet_resnet_places_the_method_behind_the_max_pool():
     method = make_method("dbn", group_size=32)
     model = on_meta("imagenet-resnet", method, depth=18, stem="extra-conv", **IMAGENET)
-    placed = norms(model, DecorrelatedBatchNorm2d)
+    placed = layers(model, DecorrelatedBatchNorm2d)
     assert list(placed) == ["stem.extra.norm"]
     assert placed["stem.extra.norm"].num_groups == 2
     stem = ["conv", "norm", "activation", "pool", "extra"]
     assert [name for name, _ in model.stem.named_children()] == stem
-    assert [type(part) for part in model.stem.extra] == [
-        nn.Conv2d,
-        DecorrelatedBatchNorm2d,
-        nn.ReLU,
-    ]
+    extra = [nn.Conv2d, DecorrelatedBatchNorm2d, nn.ReLU]
+    assert [type(part) for part in model.stem.extra] == extra
     plain = on_meta("imagenet-resnet", method, depth=18, **IMAGENET)
-    assert list(norms(plain, DecorrelatedBatchNorm2d)) == ["stem.norm"]
+    assert list(layers(plain, DecorrelatedBatchNorm2d)) == ["stem.norm"]
 
 
 def test_imagenet_bottleneck_strides_in_its_3x3_convolution():
     model = on_meta("imagenet-resnet", BN, depth=50, **IMAGENET)
-    strided = [
-        (name, m.kernel_size[0])
-        for name, m in model.blocks.named_modules()
-        if isinstance(m, nn.Conv2d) and m.stride == (2, 2)
-    ]
-    assert {kernel for name, kernel in strided if "body" in name} == {3}
+    convolutions = layers(model.blocks, nn.Conv2d)
+    strided = {name: conv for name, conv in convolutions.items() if conv.stride == (2, 2)}
+    assert {m.kernel_size[0] for name, m in strided.items() if "body" in name} == {3}
     assert len(strided) == 6  # with their shortcuts

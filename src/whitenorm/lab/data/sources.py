@@ -162,12 +162,7 @@ def _wrong(path: Path, expected: File | None, checksum: bool) -> str | None:
 
 
 def status(root: Path | str | None = None, *, checksum: bool = False) -> list[Status]:
-    """The state of every data set.
-
-    Args:
-        root: The data folder; $WHITENORM_DATA by default.
-        checksum: Whether to compare the published md5 sums too, which reads every file.
-    """
+    """The state of every data set; to compare checksums too reads every file."""
     # Without a data folder, show where the files would be if the variable were set.
     root = root or os.environ.get("WHITENORM_DATA") or "$WHITENORM_DATA"
     rows = []

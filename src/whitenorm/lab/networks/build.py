@@ -1,7 +1,7 @@
 r"""The networks of the paper, each a row of ``MODELS``, with a method's layers in their places.
 
-Every network ends in a linear layer called ``classifier``. A convolution has no bias if a norm
-follows it; the linear layers of the MLP keep theirs, as in the authors' scripts.
+Each ends in a linear layer called ``classifier``. A convolution has no bias if a norm follows it;
+the linear layers of the MLP keep theirs, as in the authors' scripts.
 """
 
 import inspect
@@ -13,11 +13,11 @@ from torch import nn
 
 from whitenorm.lab.lookup import check_options, look_up
 from whitenorm.lab.networks.methods import Method
-from whitenorm.lab.networks.parts import initialise
+from whitenorm.lab.networks.parts import Body, initialise, network
 from whitenorm.lab.networks.plain import mlp, splain, vgg_a
 from whitenorm.lab.networks.residual import imagenet_resnet, resnet, wrn
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
+MODELS: dict[str, Callable[..., Body]] = {
     "mlp": mlp,
     "vgg-a": vgg_a,
     "splain": splain,
@@ -37,18 +37,13 @@ def build_model(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> nn.Module:
-    """The network of that name with a method's layers in it.
+    """The network of that name with a method's layers in it, for ``input_shape`` of one sample.
 
-    Args:
-        name: Key in ``MODELS``, whose row is the function that builds it.
-        method: From :func:`whitenorm.lab.networks.methods.make_method`.
-        num_classes: Number of outputs.
-        input_shape: Of one sample: (features,) or any other for the MLP, (C, H, W) for the rest.
-        generator: Draws the initial weights; torch's own by default.
-        options: Those of the row, with their defaults there.
+    The MLP takes inputs of any shape, the others (C, H, W). ``generator`` draws the initial
+    weights, torch's own by default. The options are those of the row of ``MODELS``.
     """
     build = look_up(MODELS, "model", name)
-    _, _, _, *known = inspect.signature(build).parameters  # after method, num_classes, input_shape
+    _, _, *known = inspect.signature(build).parameters  # after method and input shape
     check_options("model", name, options, known)
     if name != "mlp":
         if len(input_shape) != 3:
@@ -58,11 +53,7 @@ def build_model(
                 f"method {method.name!r} changes linear layers alone, and model {name!r} is made "
                 "of convolutions; use it with model 'mlp'"
             )
-    model = build(method, num_classes, input_shape, **options)
+    parts, features = build(method, input_shape, **options)
+    model = network(*parts, ("classifier", method.linear(features, num_classes)))
     initialise(model, "lecun" if name in _LECUN else "he", generator)
     return model
-
-
-def parameter_count(model: nn.Module) -> int:
-    """How many numbers are learned."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -11,6 +11,9 @@ from whitenorm.modules import TranslatedReLU
 
 Norm = Callable[[int, int], nn.Module] | None
 Activation = Callable[[int], nn.Module]
+Part = tuple[str, nn.Module | None]
+Shape = tuple[int, ...]  # of one input
+Body = tuple[list[Part], int]  # the parts of a network before its last layer, and their features
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": lambda _: nn.ReLU(inplace=True),
@@ -26,7 +29,7 @@ def activation_layer(name: str) -> Activation:
     return ACTIVATIONS[choose("activation", name, ACTIVATIONS)]
 
 
-def network(*parts: tuple[str, nn.Module | None]) -> nn.Sequential:
+def network(*parts: Part) -> nn.Sequential:
     """A sequence of named parts, without those that are None."""
     return nn.Sequential(OrderedDict((name, part) for name, part in parts if part is not None))
 
@@ -48,13 +51,9 @@ def conv_unit(
     )
 
 
-def pooled(features: int, num_classes: int) -> tuple[tuple[str, nn.Module], ...]:
-    """The end of a network: average over positions, then a linear layer."""
-    return (
-        ("pool", nn.AdaptiveAvgPool2d(1)),
-        ("flatten", nn.Flatten()),
-        ("classifier", nn.Linear(features, num_classes)),
-    )
+def pooling() -> list[Part]:
+    """The average over positions, after which an input is a vector."""
+    return [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
 
 
 def blocks_a_stage(depth: int, offset: int) -> int:

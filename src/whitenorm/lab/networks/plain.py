@@ -8,24 +8,22 @@ from torch import nn
 from whitenorm.lab.lookup import choose
 from whitenorm.lab.networks.methods import Method, batch_norm
 from whitenorm.lab.networks.parts import (
+    Body,
+    Shape,
     activation_layer,
     blocks_a_stage,
     conv_unit,
     network,
-    pooled,
+    pooling,
     stack,
 )
 
 
 def mlp(
-    method: Method,
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    hidden: Iterable[int] = (100,),
-    activation: str = "relu",
-) -> nn.Module:
-    """linear - norm - activation for each hidden layer, then a linear layer."""
-    layers, width = nn.Sequential(), math.prod(input_shape)
+    method: Method, shape: Shape, hidden: Iterable[int] = (100,), activation: str = "relu"
+) -> Body:
+    """linear - norm - activation for each hidden layer."""
+    layers, width = nn.Sequential(), math.prod(shape)
     for features in hidden:
         layers.append(
             network(
@@ -35,33 +33,26 @@ def mlp(
             )
         )
         width = features
-    return network(
-        ("flatten", nn.Flatten()),
-        ("hidden", layers),
-        ("classifier", method.linear(width, num_classes)),
-    )
+    return [("flatten", nn.Flatten()), ("hidden", layers)], width
 
 
 def vgg_a(
     method: Method,
-    num_classes: int,
-    input_shape: tuple[int, ...],
+    shape: Shape,
     width: int = 64,
     activation: str = "relu",
     norm_position: str = "before",
-) -> nn.Module:
-    """Eight 3x3 convolutions, pooled after the 1st, 2nd, 4th, 6th and 8th, and two linear layers.
+) -> Body:
+    """Eight 3x3 convolutions, pooled after the 1st, 2nd, 4th, 6th and 8th, and a linear layer.
 
     "before" is convolution - norm - activation. "after" the activation is, as in the authors'
     scripts, norm - convolution - activation: the norm comes right before the next convolution,
-    after the pooling, and the first norm gets the image. The first linear layer keeps BN.
+    after the pooling, and the first norm gets the image. The linear layer keeps BN.
     """
     choose("norm_position", norm_position, ("before", "after"))
-    channels, height, breadth = input_shape
+    channels, height, breadth = shape
     if min(height, breadth) < 32:
-        raise ValueError(
-            f"model 'vgg-a' needs pictures of 32x32 at least, got shape {input_shape}"
-        )
+        raise ValueError(f"model 'vgg-a' needs pictures of 32x32 at least, got shape {shape}")
     act, features = activation_layer(activation), nn.Sequential()
     for index, multiple in enumerate((1, 2, 4, 4, 8, 8, 8, 8), start=1):
         out = multiple * width
@@ -82,27 +73,17 @@ def vgg_a(
         ("norm", method.norm and batch_norm(8 * width, 0)),
         ("activation", act(8 * width)),
     )
-    return network(
-        ("features", features),
-        ("flatten", nn.Flatten()),
-        ("head", head),
-        ("classifier", nn.Linear(8 * width, num_classes)),
-    )
+    return [("features", features), ("flatten", nn.Flatten()), ("head", head)], 8 * width
 
 
 def splain(
-    method: Method,
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    depth: int = 20,
-    width: int = 48,
-    activation: str = "relu",
-) -> nn.Module:
+    method: Method, shape: Shape, depth: int = 20, width: int = 48, activation: str = "relu"
+) -> Body:
     """The CIFAR residual network without its shortcuts, and with one width throughout."""
     layers, act = 2 * blocks_a_stage(depth, 2), activation_layer(activation)
 
     def unit(channels: int, features: int, stride: int = 1) -> nn.Module:
         return conv_unit(method.norm, channels, features, stride=stride, activation=act)
 
-    features = [unit(input_shape[0], width), *stack(unit, width, [(layers, width)] * 3)]
-    return network(("features", nn.Sequential(*features)), *pooled(width, num_classes))
+    features = [unit(shape[0], width), *stack(unit, width, [(layers, width)] * 3)]
+    return [("features", nn.Sequential(*features)), *pooling()], width

@@ -9,12 +9,14 @@ from whitenorm.lab.lookup import choose
 from whitenorm.lab.networks.methods import Method, batch_norm
 from whitenorm.lab.networks.parts import (
     ACTIVATIONS,
+    Body,
     Norm,
+    Shape,
     activation_layer,
     blocks_a_stage,
     conv_unit,
     network,
-    pooled,
+    pooling,
     stack,
 )
 
@@ -49,12 +51,11 @@ class Residual(nn.Module):
 
 def resnet(
     method: Method,
-    num_classes: int,
-    input_shape: tuple[int, ...],
+    shape: Shape,
     depth: int = 20,
     placement: str = "all",
     activation: str = "relu",
-) -> nn.Module:
+) -> Body:
     """6n+2 layers of 16, 32 and 64 channels with shortcut A.
 
     Placement "first" is the paper's L1: the method's norm in the stem alone, BN elsewhere.
@@ -73,8 +74,8 @@ def resnet(
         return Residual(body, shortcut, act(features))
 
     blocks = stack(block, 16, [(n, 16), (n, 32), (n, 64)])
-    stem = conv_unit(method.norm, input_shape[0], 16, activation=act)
-    return network(("stem", stem), ("blocks", blocks), *pooled(64, num_classes))
+    stem = conv_unit(method.norm, shape[0], 16, activation=act)
+    return [("stem", stem), ("blocks", blocks), *pooling()], 64
 
 
 class WideBlock(nn.Module):
@@ -104,13 +105,12 @@ class WideBlock(nn.Module):
 
 def wrn(
     method: Method,
-    num_classes: int,
-    input_shape: tuple[int, ...],
+    shape: Shape,
     depth: int = 28,
     widen: int = 10,
     dropout: float = 0.0,
     placement: str = "all",
-) -> nn.Module:
+) -> Body:
     """WRN-depth-widen: 6n+4 layers of 16 * widen, 32 * widen and 64 * widen channels.
 
     Placement "all" replaces every norm (with BN: the published network). "stem" is the paper's
@@ -120,17 +120,13 @@ def wrn(
     norm = method.norm if placement == "all" else batch_norm
     n = blocks_a_stage(depth, 4)
     stem = network(
-        ("conv", nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=norm is None)),
+        ("conv", nn.Conv2d(shape[0], 16, 3, padding=1, bias=norm is None)),
         ("norm", method.norm(16, 2) if placement == "stem" and method.norm else None),
     )
     block = partial(WideBlock, norm=norm, dropout=dropout)
-    return network(
-        ("stem", stem),
-        ("blocks", stack(block, 16, [(n, 16 * widen), (n, 32 * widen), (n, 64 * widen)])),
-        ("norm", norm and norm(64 * widen, 2)),
-        ("activation", nn.ReLU(inplace=True)),
-        *pooled(64 * widen, num_classes),
-    )
+    blocks = stack(block, 16, [(n, 16 * widen), (n, 32 * widen), (n, 64 * widen)])
+    last = ("norm", norm and norm(64 * widen, 2)), ("activation", nn.ReLU(inplace=True))
+    return [("stem", stem), ("blocks", blocks), *last, *pooling()], 64 * widen
 
 
 # depth -> blocks in each of the four stages, and whether a block is a bottleneck
@@ -144,11 +140,10 @@ _IMAGENET = {
 
 def imagenet_resnet(
     method: Method,
-    num_classes: int,
-    input_shape: tuple[int, ...],
+    shape: Shape,
     depth: int = 50,
     stem: str = "plain",
-) -> nn.Module:
+) -> Body:
     """Residual networks for ImageNet: one layer near the input is the method's, the rest are BN.
 
     Stem "plain": that layer follows the 7x7 convolution (with BN: the published network). Stem
@@ -159,7 +154,7 @@ def imagenet_resnet(
     counts, bottleneck = _IMAGENET[choose("depth", depth, _IMAGENET)]
     act = ACTIVATIONS["relu"]
     first = method.norm if stem == "plain" else batch_norm
-    entry = conv_unit(first, input_shape[0], 64, kernel=7, stride=2, activation=act)
+    entry = conv_unit(first, shape[0], 64, kernel=7, stride=2, activation=act)
     entry.add_module("pool", nn.MaxPool2d(3, stride=2, padding=1))
     if stem == "extra-conv":
         entry.add_module("extra", conv_unit(method.norm, 64, 64, activation=act))
@@ -183,4 +178,4 @@ def imagenet_resnet(
 
     features = [width * (4 if bottleneck else 1) for width in (64, 128, 256, 512)]
     blocks = stack(block, 64, zip(counts, features, strict=True))
-    return network(("stem", entry), ("blocks", blocks), *pooled(features[-1], num_classes))
+    return [("stem", entry), ("blocks", blocks), *pooling()], features[-1]
