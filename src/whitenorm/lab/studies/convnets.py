@@ -4,26 +4,8 @@ from collections.abc import Sequence
 
 from whitenorm.lab.records.run import Run, Settings
 from whitenorm.lab.studies.claims import faster, final, lower
-from whitenorm.lab.studies.shared_settings import (
-    BN,
-    ERRORS,
-    SUBSET,
-    cifar_run,
-    dbn,
-    sgd,
-    steps,
-)
-from whitenorm.lab.studies.study import (
-    Claim,
-    Panel,
-    Panels,
-    PaperNumber,
-    Scale,
-    Selection,
-    Study,
-)
-
-# --- Figure 6: VGG-A in four configurations -----------------------------------------------------
+from whitenorm.lab.studies.settings import BN, ERRORS, SUBSET, cifar_run, dbn, sgd, shrunk, steps
+from whitenorm.lab.studies.study import Claim, Panel, Panels, PaperNumber, Scale, Selection, Study
 
 _VGG = Run(
     {"name": "cifar10", "preprocess": "pixel-std", "augment": "flip"},
@@ -115,9 +97,7 @@ FIG6 = Study(
     ),
 )
 
-
-# --- Figure 7: S-plain ----------------------------------------------------------------------
-
+_DEEPER = [f"{depth} layers" for depth in (8, 14, 20, 32, 44)]
 _HIGHER = "4x learning rate"
 _SPLAIN = cifar_run({"name": "splain"}, sgd(0.1, 5e-4), steps((80, 120), 0.2), epochs=160)
 
@@ -141,12 +121,11 @@ def _fig7(
     )
 
 
-def _size(width: int, at: Sequence[int], changes: Settings) -> Settings:
-    return {"model.width": width, "schedule": steps(at, 0.2), **changes}
+def _tiny(width: int, epochs: int, subset: Settings, at: Sequence[int]) -> Settings:
+    return {"model.width": width, **shrunk(epochs, subset, steps(at, 0.2))}
 
 
-_TINY = {"dataset.size": 16, "epochs": 10, "subset": SUBSET}
-_SHORT = {"dataset.size": 16, "epochs": 8, "subset": {"train": 8000, "test": 5000}}
+_LARGER = {"train": 8000, "test": 5000}
 FIG7 = Study(
     name="fig7",
     title="CIFAR-10, S-plain: deeper, and at 4x the learning rate",
@@ -154,7 +133,7 @@ FIG7 = Study(
     question="Does DBN ease the optimisation of deep networks without shortcuts?",
     scales={
         "small": Scale(
-            _fig7((8, 14, 20), _size(16, (5, 8), _TINY), _size(14, (3, 5, 7, 9), _TINY)),
+            _fig7((8, 14, 20), _tiny(16, 10, SUBSET, (5, 8)), _tiny(14, 10, SUBSET, (3, 5, 7, 9))),
             duration="4 min on 2 cores",
             reduced="depths 8, 14, 20 instead of 20, 32, 44; a third of the width; images of "
             "16x16, 4,000 to train on and 2,000 to test on; 10 instead of 160 and 200 epochs; 3 "
@@ -163,8 +142,8 @@ FIG7 = Study(
         "reduced": Scale(
             _fig7(
                 (20, 32, 44),
-                _size(16, (4, 6), _SHORT),
-                _size(14, (2, 4, 6, 7), _SHORT),
+                _tiny(16, 8, _LARGER, (4, 6)),
+                _tiny(14, 8, _LARGER, (2, 4, 6, 7)),
                 (0.05, 0.1, 0.2),
             ),
             duration="40 min on 2 cores",
@@ -176,7 +155,7 @@ FIG7 = Study(
             _fig7(
                 (20, 32, 44),
                 {"model.width": 48},
-                _size(42, (60, 100, 140, 180), {"epochs": 200}),
+                {"model.width": 42, "epochs": 200, "schedule": steps((60, 100, 140, 180), 0.2)},
             ),
             duration="two GPU weeks, a guess",
             seeds=5,
@@ -188,11 +167,7 @@ FIG7 = Study(
             "With increased depth, the model with BN was more difficult to optimize than with "
             "DBN.",
             "the last training error of DBN is clearly lower than that of BN, at each depth",
-            lower(
-                final("train_error"),
-                [("DBN", "BN")],
-                panels=[f"{depth} layers" for depth in (8, 14, 20, 32, 44)],
-            ),
+            lower(final("train_error"), [("DBN", "BN")], panels=_DEEPER),
         ),
         Claim(
             "DBN has significantly better training accuracy than BN [at 4x the learning rate].",

@@ -5,7 +5,7 @@ from typing import Any
 
 from whitenorm.lab.records.run import Run, Settings
 from whitenorm.lab.studies.claims import faster, lower, middle, ratio_within, together
-from whitenorm.lab.studies.shared_settings import BN, PLAIN, dbn, mlp
+from whitenorm.lab.studies.settings import BN, PLAIN, dbn, mlp
 from whitenorm.lab.studies.study import (
     Claim,
     Curve,
@@ -26,11 +26,12 @@ _NNN = {"method.eps": (0.001, 0.01, 0.1, 1), "method.interval": (20, 50, 100, 20
 _OTHERS = {"plain": PLAIN, "NNN": {"name": "nnn"}, "LN": {"name": "ln"}, "BN": BN}
 
 
-def _compared(name: str, run: Run, dbn: Settings, rates: Sequence[float], nnn: Grid) -> Panel:
-    """Five methods, each with its learning rate from a grid; NNN chooses its options too."""
-    panel = Panel.of_methods(name, run, {**_OTHERS, "DBN": dbn}, {"optimiser.lr": rates})
-    plain, other, *rest = panel.curves
-    return Panel(name, (plain, Curve("NNN", other.run, {**other.grid, **nnn}), *rest))
+def _compared(name: str, run: Run, method: Settings, rates: Sequence[float], nnn: Grid) -> Panel:
+    """DBN and four others, each with its learning rate from a grid; NNN tries its options too."""
+    grid = {"optimiser.lr": rates}
+    panel = Panel.of_methods(name, run, {**_OTHERS, "DBN": method}, grid)
+    chosen = Curve("NNN", panel.curve("NNN").run, {**grid, **nnn})
+    return Panel(name, tuple(chosen if c.label == "NNN" else c for c in panel.curves))
 
 
 def _fisher(every: int) -> Settings:
@@ -123,6 +124,7 @@ def _fig5(rates: Sequence[float], nnn: Grid, epochs: int) -> Panels:
     )
 
 
+_MIDDLE_FIRST = [(f"G{size}", end) for size in (8, 16, 32, 64) for end in ("G1", "G128")]
 FIG5 = Study(
     name="fig5",
     title="PIE: group size, and loss over time",
@@ -154,11 +156,7 @@ FIG5 = Study(
             "convergence compared to the ones with intermediate group sizes such as G16.",
             "G8, G16, G32 and G64 each clearly need fewer updates than G1, and than G128, to the "
             "loss that both reach",
-            faster(
-                [(f"G{size}", end) for size in (8, 16, 32, 64) for end in ("G1", "G128")],
-                "iteration",
-                ("group size",),
-            ),
+            faster(_MIDDLE_FIRST, "iteration", ("group size",)),
         ),
         Claim(
             "DBN converges significantly faster than other normalization methods.",

@@ -4,10 +4,8 @@ from typing import Any
 
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.studies.claims import at_least, final, lower
-from whitenorm.lab.studies.shared_settings import BN, PLAIN, mlp
+from whitenorm.lab.studies.settings import BN, PLAIN, mlp
 from whitenorm.lab.studies.study import Claim, Panel, Panels, Scale, Study, View, panels
-
-# --- Figure 2: the axes that swap ---------------------------------------------------------------
 
 _PCA, _ZCA = {"name": "dbn-pca"}, {"name": "dbn"}
 _CHOLESKY = {"name": "dbn", "whitening": "cholesky"}
@@ -22,9 +20,9 @@ _SWAP_VIEW = View(
 
 
 def _fig2(dataset: str, width: int, batch_size: int) -> Panels:
-    run = Run({"name": dataset}, mlp([width]), _ZCA, iterations=10, task="axis-swapping")
+    run = Run({"name": dataset}, mlp([width]), _ZCA, iterations=10, batch_size=batch_size)
+    run = run.changed({"task": "axis-swapping"})
     methods = {"PCA": _PCA, "ZCA": _ZCA, "Cholesky": _CHOLESKY}
-    run = run.changed({"batch_size": batch_size})
     return _ILLUSTRATION, Panel.of_methods("hidden layer", run, methods)
 
 
@@ -66,9 +64,6 @@ FIG2 = Study(
         "initialisation and between random batches of one size, is added here.",
     ),
 )
-
-
-# --- Figure 3: MNIST, PCA against ZCA -----------------------------------------------------------
 
 
 def _fig3(**changes: Any) -> Panels:
@@ -141,9 +136,6 @@ FIG3 = Study(
         "text doesn't say.",
     ),
 )
-
-
-# --- The demonstration --------------------------------------------------------------------------
 
 _DIGITS = Panel.of_methods(
     "digits",

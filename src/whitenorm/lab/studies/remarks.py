@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.studies.claims import at, final, lower, no_higher, together
-from whitenorm.lab.studies.shared_settings import PLAIN, mlp
+from whitenorm.lab.studies.settings import PLAIN, mlp
 from whitenorm.lab.studies.study import Claim, Panels, Scale, Study, View, panels
-
-# --- Section 3.5: are the singular values of the input-output Jacobian near 1? ------------------
 
 _DISTANCE, _SPREAD = "jacobian.log10_rms", "jacobian.log10_deviation"
 
@@ -70,9 +68,6 @@ ISOMETRY = Study(
         "all too large or too small; the spread, a standard deviation, shows the first alone.",
     ),
 )
-
-
-# --- Section 3.3: what to average for inference -------------------------------------------------
 
 
 def _running(dataset: str, hidden: list[int], batches: Sequence[int], updates: int) -> Panels:

@@ -1,45 +1,29 @@
 r"""Studies of one DBN layer at the start of a residual network: tables 1 to 3."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from whitenorm.lab.records.run import Run, Settings
 from whitenorm.lab.studies.claims import faster, final, lower, together
-from whitenorm.lab.studies.shared_settings import BN, ERRORS, SUBSET, cifar_run, dbn, sgd, steps
-from whitenorm.lab.studies.study import (
-    Claim,
-    Grid,
-    Panels,
-    PaperNumber,
-    Scale,
-    Study,
-    View,
-    panels,
-)
-
-_TINY = {"dataset.size": 16, "epochs": 12, "subset": SUBSET}
-
-
-# --- Table 1: residual networks -----------------------------------------------------------------
+from whitenorm.lab.studies.settings import BN, ERRORS, SUBSET, cifar_run, dbn, sgd, shrunk, steps
+from whitenorm.lab.studies.study import Claim, Panels, PaperNumber, Scale, Study, View, panels
 
 _RESNET = cifar_run({"name": "resnet"}, sgd(0.1, 1e-4), steps((80, 120), 0.1), epochs=160)
+_HOUR = _RESNET.changed({"epochs": 24, "schedule": steps((12, 18), 0.1), "precision": "bf16"})
 _FIRST = {"model.placement": "first"}
 _CURVES: dict[str, Settings] = {
     "Baseline": {},
     "DBN-L1": {**_FIRST, "method": dbn(8, affine=False)},
     "DBN-scale-L1": {**_FIRST, "method": dbn(8)},
 }
-_EVERYWHERE: dict[str, Settings] = {"DBN everywhere": {"method": dbn(16)}}
+_EVERYWHERE = {**_CURVES, "DBN everywhere": {"method": dbn(16)}}
 _EVERYWHERE_WINS = [("DBN everywhere", "Baseline"), ("DBN everywhere", "DBN-scale-L1")]
 
 
-def _table1(
-    depths: Sequence[int],
-    changes: Settings,
-    curves: dict[str, Settings] = _CURVES,
-    grid: Grid | None = None,
+def _by_depth(
+    run: Run, depths: Sequence[int], curves: Mapping[str, Settings], rates: Sequence[float] = ()
 ) -> Panels:
     variants = {f"Res-{depth}": {"model.depth": depth} for depth in depths}
-    return panels(_RESNET.changed(changes), variants, curves, grid)
+    return panels(run, variants, curves, {"optimiser.lr": rates} if rates else None)
 
 
 _TABLE1 = {
@@ -54,22 +38,17 @@ TABLE1 = Study(
     question="Does one whitened layer improve a residual network?",
     scales={
         "small": Scale(
-            _table1((8, 14), {**_TINY, "schedule": steps((6, 9), 0.1)}),
+            _by_depth(_RESNET.changed(shrunk(12, SUBSET, steps((6, 9), 0.1))), (8, 14), _CURVES),
             duration="4 min on 2 cores",
             reduced="Res-8 and Res-14; images of 16x16, 4,000 to train on and 2,000 to test on; "
             "12 instead of 160 epochs; 3 instead of 5 seeds",
         ),
         "reduced": Scale(
-            _table1(
+            _by_depth(
+                _RESNET.changed(shrunk(10, {"train": 10_000}, steps((5, 8), 0.1))),
                 (20,),
-                {
-                    "dataset.size": 16,
-                    "epochs": 10,
-                    "subset": {"train": 10_000},
-                    "schedule": steps((5, 8), 0.1),
-                },
-                _CURVES | _EVERYWHERE,
-                {"optimiser.lr": (0.05, 0.1, 0.2)},
+                _EVERYWHERE,
+                (0.05, 0.1, 0.2),
             ),
             duration="30 min on 2 cores",
             reduced="Res-20 only; images of 16x16, 10,000 to train on; 10 instead of 160 epochs; "
@@ -77,18 +56,16 @@ TABLE1 = Study(
             "seeds",
         ),
         "hour": Scale(
-            _table1(
-                (20,),
-                {"epochs": 24, "schedule": steps((12, 18), 0.1), "precision": "bf16"},
-                {"DBN-scale-L1": _CURVES["DBN-scale-L1"]},
-            ),
+            _by_depth(_HOUR, (20,), {"DBN-scale-L1": _CURVES["DBN-scale-L1"]}),
             seeds=1,
             duration="1 h on 1 core",
             reduced="DBN-scale-L1 of Res-20 only, on the whole training set; 24 instead of 160 "
             "epochs; bfloat16 (autocast); 1 seed",
         ),
         "paper": Scale(
-            _table1((20, 32, 44, 56), {}), seeds=5, duration="7 GPU days, at the paper's speed"
+            _by_depth(_RESNET, (20, 32, 44, 56), _CURVES),
+            duration="7 GPU days, at the paper's speed",
+            seeds=5,
         ),
     },
     views=(ERRORS, View("loss", "Training loss over training time", x="seconds", log="y")),
@@ -129,23 +106,20 @@ TABLE1 = Study(
 )
 
 
-# --- Table 2: wide residual networks ------------------------------------------------------------
-
-
 _NESTEROV = {**sgd(0.1, 5e-4), "nesterov": True}
 _WRN = cifar_run(
     {"name": "wrn", "dropout": 0.3}, _NESTEROV, steps((60, 120, 160), 0.2), epochs=200
 )
 
 
-def _table2(depths: Sequence[int], widen: int, changes: Settings) -> Panels:
+def _table2(run: Run, depths: Sequence[int], widen: int) -> Panels:
     variants = {
         f"{title}, WRN-{depth}-{widen}": {"dataset.name": dataset, "model.depth": depth}
         for dataset, title in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100"))
         for depth in depths
     }
     curves = {"Baseline": {}, "DBN-scale-L1": {"model.placement": "stem", "method": dbn(16)}}
-    return panels(_WRN.changed({"model.widen": widen, **changes}), variants, curves)
+    return panels(run.changed({"model.widen": widen}), variants, curves)
 
 
 _TABLE2 = (
@@ -161,13 +135,13 @@ TABLE2 = Study(
     question="Does one whitened layer improve a wide residual network?",
     scales={
         "small": Scale(
-            _table2((10, 16), 1, {**_TINY, "schedule": steps((4, 7, 10), 0.2)}),
+            _table2(_WRN.changed(shrunk(12, SUBSET, steps((4, 7, 10), 0.2))), (10, 16), 1),
             duration="3 min on 2 cores, a data set",
             reduced="WRN-10-1 and WRN-16-1; images of 16x16, 4,000 to train on and 2,000 to test "
             "on; 12 instead of 200 epochs; 3 instead of 5 seeds",
         ),
         "paper": Scale(
-            _table2((28, 40), 10, {}), seeds=5, duration="50 GPU days, at the paper's speed"
+            _table2(_WRN, (28, 40), 10), seeds=5, duration="50 GPU days, at the paper's speed"
         ),
     },
     views=(ERRORS,),
@@ -189,9 +163,6 @@ TABLE2 = Study(
 )
 
 
-# --- Table 3: ImageNet --------------------------------------------------------------------------
-
-
 _IMAGENET = Run(
     {"name": "imagenet", "stream": True, "size": 224, "colour": True},
     {"name": "imagenet-resnet"},
@@ -201,22 +172,27 @@ _IMAGENET = Run(
     batch_size=256,
     epochs=90,
 )
-
-
-def _table3(depths: Sequence[int], changes: Settings) -> Panels:
-    variants = {f"Res-{depth}": {"model.depth": depth} for depth in depths}
-    extra: Settings = {"model.stem": "extra-conv"}
-    dbn_first = {**extra, "method": dbn(32)}
-    curves = {"Baseline": {}, "Baseline + conv": extra, "DBN-scale-L1": dbn_first}
-    return panels(_IMAGENET.changed(changes), variants, curves)
-
-
+_TINY_IMAGENET = _IMAGENET.changed(
+    {
+        "dataset": {"name": "tiny-imagenet-20", "size": 32, "augment": "crop+flip"},
+        "batch_size": 64,
+        "epochs": 10,
+        "schedule": steps((6, 8), 0.1),
+    }
+)
+_EXTRA: Settings = {"model.stem": "extra-conv"}
+_STEMS: dict[str, Settings] = {
+    "Baseline": {},
+    "Baseline + conv": _EXTRA,
+    "DBN-scale-L1": {**_EXTRA, "method": dbn(32)},
+}
 _TABLE3 = (
     (18, (30.21, 10.87), (29.87, 10.36)),
     (34, (26.53, 8.59), (26.46, 8.42)),
     (50, (24.87, 7.58), (24.29, 7.08)),
     (101, (22.54, 6.38), (22.17, 6.09)),
 )
+_TEST_ERRORS = ("test_error", "test_top5_error")
 _BOTH_BASELINES = [("DBN-scale-L1", "Baseline"), ("DBN-scale-L1", "Baseline + conv")]
 TABLE3 = Study(
     name="table3",
@@ -225,22 +201,16 @@ TABLE3 = Study(
     question="Does one whitened layer improve a residual network on ImageNet?",
     scales={
         "small": Scale(
-            _table3(
-                (18,),
-                {
-                    "dataset": {"name": "tiny-imagenet-20", "size": 32, "augment": "crop+flip"},
-                    "batch_size": 64,
-                    "epochs": 10,
-                    "schedule": steps((6, 8), 0.1),
-                },
-            ),
+            _by_depth(_TINY_IMAGENET, (18,), _STEMS),
             duration="6 min on 2 cores",
             reduced="Res-18 only, on 20 classes of Tiny-ImageNet at 32x32 (2,000 training "
             "images); batches of 64; 10 instead of 90 epochs; padded crops instead of random "
             "resized ones",
         ),
         "paper": Scale(
-            _table3((18, 34, 50, 101), {}), seeds=1, duration="3 months of 2 to 8 GPUs, likewise"
+            _by_depth(_IMAGENET, (18, 34, 50, 101), _STEMS),
+            seeds=1,
+            duration="3 months of 2 to 8 GPUs, likewise",
         ),
     },
     views=(ERRORS, View("top5", "Top-5 test error", y=("test_top5_error",))),
@@ -249,17 +219,15 @@ TABLE3 = Study(
             "DBN-scale-L1 achieves lower test errors compared to the original residual networks.",
             "the last top-1 and top-5 test errors of DBN-scale-L1 are clearly lower than those of "
             "the baseline, and of the baseline with the extra convolution, for each network",
-            together(
-                *(lower(final(m), _BOTH_BASELINES) for m in ("test_error", "test_top5_error"))
-            ),
+            together(*(lower(final(error), _BOTH_BASELINES) for error in _TEST_ERRORS)),
         ),
     ),
-    metrics=("train_error", "test_error", "test_top5_error"),
+    metrics=("train_error", *_TEST_ERRORS),
     paper=tuple(
         PaperNumber(f"Res-{depth}", label, metric, value)
         for depth, *columns in _TABLE3
         for label, values in zip(("Baseline", "DBN-scale-L1"), columns, strict=True)
-        for metric, value in zip(("test_error", "test_top5_error"), values, strict=True)
+        for metric, value in zip(_TEST_ERRORS, values, strict=True)
     ),
     notes=(
         "The authors added a 3x3 convolution with the DBN layer and gave their baseline none. "

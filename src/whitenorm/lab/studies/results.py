@@ -1,12 +1,12 @@
 r"""Results: a study and its records. Figures, tables and verdicts read nothing else."""
 
 import math
+import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from operator import itemgetter
 from typing import Any
 
 from whitenorm.lab.records.record import Record
@@ -122,7 +122,7 @@ class Results:
 
     def at(self, curve: Curve, column: str, when: str) -> Summary:
         """A column at the "start" or the "end" of training, over seeds."""
-        return self._of_column(curve, column, itemgetter({"start": 0, "end": -1}[when]))
+        return self._of_column(curve, column, operator.itemgetter({"start": 0, "end": -1}[when]))
 
     def _of_column(
         self, curve: Curve, column: str, value: Callable[[list[float]], float]
@@ -157,16 +157,9 @@ class Results:
             records = self.records(curve)
             finished = [r for r in records if r.status == "finished"] or records
             probe, dot, _ = column.rpartition(".")  # a probe has an abscissa of its own
-            points = zip(
-                _by_point(finished, probe + dot + view.x),
-                _by_point(finished, column),
-                strict=False,
-            )
-            rows = [
-                (statistics.fmean(xs), *_over(ys, view))
-                for xs, ys in points
-                if None not in xs and None not in ys
-            ]
+            xs, ys = _by_point(finished, probe + dot + view.x), _by_point(finished, column)
+            points = [(x, y) for x, y in zip(xs, ys, strict=False) if None not in x + y]
+            rows = [(statistics.fmean(x), *_over(y, view)) for x, y in points]
             lines += _line(curve.label, column, records, rows)
         return lines
 
@@ -197,9 +190,8 @@ class Results:
         base = self.final(curves[other], number.metric)
         if not value.values or not base.values or value.diverged or base.diverged:
             return None
-        if number.minus:
-            return Summary(tuple(v - base.mean for v in value.values))
-        return Summary(tuple(v / base.mean for v in value.values))
+        combined = operator.sub if number.minus else operator.truediv
+        return Summary(tuple(combined(v, base.mean) for v in value.values))
 
 
 def _by_point(records: Sequence[Record], column: str) -> Iterator[tuple[Any, ...]]:

@@ -37,3 +37,8 @@ def cifar_run(model: Settings, optimiser: Settings, schedule: Settings, epochs: 
     """A network with BN on CIFAR-10, with shifted and flipped pictures in batches of 128."""
     dataset = {"name": "cifar10", "preprocess": "channel", "augment": "crop+flip"}
     return Run(dataset, model, BN, optimiser, schedule, batch_size=128, epochs=epochs)
+
+
+def shrunk(epochs: int, subset: Settings, schedule: Settings) -> Settings:
+    """The changes to a run for a short training on some of the pictures, at 16x16."""
+    return {"dataset.size": 16, "epochs": epochs, "subset": subset, "schedule": schedule}
