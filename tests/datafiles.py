@@ -12,19 +12,18 @@ from whitenorm.lab.data.sources import SOURCES, File
 random = np.random.default_rng(0)
 
 
-def write_idx(path, array):
-    header = (0x800 + array.ndim).to_bytes(4, "big")
-    header += b"".join(n.to_bytes(4, "big") for n in array.shape)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+def idx(array):
+    header = np.array([0x800 + array.ndim, *array.shape], ">u4").tobytes()
+    return gzip.compress(header + array.astype(np.uint8).tobytes())
 
 
 def write_mnist(root, n=12):
-    made = {}
+    made, folder = {}, root / "mnist"
+    folder.mkdir()
     for part in ("train", "t10k"):
         x, y = random.integers(0, 256, (n, 28, 28)), random.integers(0, 10, n)
-        write_idx(root / "mnist" / f"{part}-images-idx3-ubyte.gz", x)
-        write_idx(root / "mnist" / f"{part}-labels-idx1-ubyte.gz", y)
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(x))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(y))
         made[part] = x, y
     return made
 

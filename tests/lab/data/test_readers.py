@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datafiles import write_cifar, write_faces, write_idx, write_mnist
+from datafiles import idx, write_cifar, write_faces, write_mnist
 
 from whitenorm.lab.data.datasets import DATASETS, load_dataset
 from whitenorm.lab.data.sources import SOURCES, DataError, File
+
+IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 
 
 def test_mnist_is_resized_scaled_and_centred_by_one_number(tmp_path):
@@ -95,45 +97,36 @@ def test_the_data_folder_may_come_from_the_environment(tmp_path, monkeypatch):
     assert len(load_dataset("mnist").train_x) == 12
 
 
-def test_truncated_gzip(tmp_path):
+def flip_a_byte(raw):
+    middle = len(raw) // 2
+    return raw[:middle] + bytes([raw[middle] ^ 0xFF]) + raw[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("file", "broken", "message"),
+    [
+        (IMAGES, lambda raw: raw[:-500], "truncated: the gzip stream ends too early"),
+        ("t10k-images-idx3-ubyte.gz", flip_a_byte, "not a readable gzip file"),
+        (IMAGES, lambda raw: b"<html>404 not found</html>", "not a readable gzip file"),
+        (
+            IMAGES,
+            lambda raw: gzip.compress(gzip.decompress(raw)[:-100]),
+            "9308 bytes of data where its header says 9408",
+        ),
+        (
+            IMAGES,
+            lambda raw: gzip.compress((2051).to_bytes(4, "big") + b"\0\0"),
+            "truncated: 6 bytes, less than its header",
+        ),
+        (LABELS, lambda raw: idx(np.zeros((3, 2, 2))), "magic number 2051 where IDX has 2049"),
+        (LABELS, lambda raw: idx(np.zeros(11)), "11 labels for the 12 pictures"),
+    ],
+)
+def test_broken_idx_files_are_named(tmp_path, file, broken, message):
     write_mnist(tmp_path)
-    path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-500])
-    assert_error(tmp_path, "mnist", str(path), "truncated: the gzip stream ends too early")
-
-
-def test_corrupt_gzip(tmp_path):
-    write_mnist(tmp_path)
-    path = tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz"
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 0xFF
-    path.write_bytes(raw)
-    assert_error(tmp_path, "mnist", str(path), "not a readable gzip file")
-    path.write_bytes(b"<html>404 not found</html>")
-    assert_error(tmp_path, "mnist", str(path), "not a readable gzip file")
-
-
-def test_wrong_magic_number(tmp_path):
-    write_mnist(tmp_path)
-    path = tmp_path / "mnist" / "train-labels-idx1-ubyte.gz"
-    write_idx(path, np.zeros((3, 2, 2)))
-    assert_error(tmp_path, "mnist", str(path), "magic number 2051 where IDX has 2049")
-
-
-def test_an_idx_file_that_is_shorter_than_its_header_says(tmp_path):
-    write_mnist(tmp_path)
-    path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-100]))
-    assert_error(tmp_path, "mnist", str(path), "9308 bytes of data where its header says 9408")
-    path.write_bytes(gzip.compress((2051).to_bytes(4, "big") + b"\0\0"))
-    assert_error(tmp_path, "mnist", str(path), "truncated: 6 bytes, less than its header")
-
-
-def test_labels_that_do_not_fit_the_pictures(tmp_path):
-    write_mnist(tmp_path)
-    path = tmp_path / "mnist" / "train-labels-idx1-ubyte.gz"
-    write_idx(path, np.zeros(11))
-    assert_error(tmp_path, "mnist", str(path), "11 labels for the 12 pictures")
+    path = tmp_path / "mnist" / file
+    path.write_bytes(broken(path.read_bytes()))
+    assert_error(tmp_path, "mnist", str(path), message)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -153,14 +146,15 @@ def test_cifar_records_of_another_format(tmp_path, monkeypatch):
     folder = tmp_path / SOURCES["cifar100"].folder
     any_size = dict.fromkeys(SOURCES["cifar100"].files, File())
     monkeypatch.setitem(SOURCES, "cifar100", replace(SOURCES["cifar100"], files=any_size))
-    (folder / "train.bin").write_bytes(bytes(3073 * 4))
-    assert_error(
-        tmp_path, "cifar100", "12292 bytes, which is no whole number of records of 3074 bytes"
-    )
-    (folder / "train.bin").write_bytes(bytes(3074) + b"\0\xc8" + bytes(3072))
-    assert_error(
-        tmp_path, "cifar100", "corrupt: record 1 has label 200, and there are 100 classes"
-    )
+    for raw, message in (
+        (bytes(3073 * 4), "12292 bytes, which is no whole number of records of 3074 bytes"),
+        (
+            bytes(3074) + b"\0\xc8" + bytes(3072),
+            "corrupt: record 1 has label 200, and there are 100 classes",
+        ),
+    ):
+        (folder / "train.bin").write_bytes(raw)
+        assert_error(tmp_path, "cifar100", message)
 
 
 @pytest.mark.parametrize(
@@ -179,32 +173,33 @@ def test_a_mat_file_with_something_else_in_it(tmp_path, changes, message):
     assert_error(tmp_path, "yaleb", str(path), message)
 
 
-@pytest.mark.parametrize("content", ["truncated", "text", "pickle", "empty", "flipped"])
-def test_a_broken_mat_file(tmp_path, content):
+class Exploit:
+    def __reduce__(self):
+        return (Path.touch, (Path("was-unpickled"),))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda raw: raw[: len(raw) // 3], "not a readable MATLAB v5 file"),
+        (
+            lambda raw: b"text that is long enough for a header" * 10,
+            "not a readable MATLAB v5 file",
+        ),
+        (lambda raw: pickle.dumps(Exploit()), "not a readable MATLAB v5 file"),
+        (lambda raw: b"", "not a readable MATLAB v5 file"),
+        (lambda raw: raw[:128] + b"\xff" * 64 + raw[192:], "not a readable MATLAB v5 file"),
+        (
+            lambda raw: b"MATLAB 7.3 MAT-file".ljust(116) + bytes(8) + b"\x00\x02IM" + bytes(1000),
+            "MATLAB v7.3 (HDF5) where v5 was expected",
+        ),
+    ],
+    ids=["truncated", "text", "pickle", "empty", "flipped", "v7.3"],
+)
+def test_a_broken_mat_file(tmp_path, monkeypatch, broken, message):
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "yaleb" / "YaleB_32x32.mat"
     write_faces(path)
-    raw = path.read_bytes()
-
-    class Exploit:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "was-unpickled",))
-
-    path.write_bytes(
-        {
-            "truncated": raw[: len(raw) // 3],
-            "text": b"not a MATLAB file at all, but long enough to have a header" * 10,
-            "pickle": pickle.dumps(Exploit()),
-            "empty": b"",
-            "flipped": raw[:128] + b"\xff" * 64 + raw[192:],
-        }[content]
-    )
-    assert_error(tmp_path, "yaleb", str(path), "not a readable MATLAB v5 file")
+    path.write_bytes(broken(path.read_bytes()))
+    assert_error(tmp_path, "yaleb", str(path), message)
     assert not (tmp_path / "was-unpickled").exists()
-
-
-def test_a_mat_file_of_version_7_3(tmp_path):
-    path = tmp_path / "yaleb" / "YaleB_32x32.mat"
-    path.parent.mkdir()
-    header = b"MATLAB 7.3 MAT-file".ljust(116) + bytes(8) + b"\x00\x02IM"
-    path.write_bytes(header + bytes(1000))
-    assert_error(tmp_path, "yaleb", str(path), "MATLAB v7.3 (HDF5) where v5 was expected")

@@ -14,6 +14,10 @@ from datafiles import write_cifar, write_faces, write_mnist
 from whitenorm.lab.data.sources import SOURCES, DataError, File, Source, fetch, status
 
 
+def row(root, name, **options):
+    return next(row for row in status(root, **options) if row.name == name)
+
+
 def test_status_says_what_is_there_what_is_missing_and_what_is_wrong(tmp_path, monkeypatch):
     write_cifar(tmp_path, monkeypatch, "cifar10")
     write_faces(tmp_path / "yaleb" / "YaleB_32x32.mat")
@@ -28,9 +32,9 @@ def test_status_says_what_is_there_what_is_missing_and_what_is_wrong(tmp_path, m
     folder = tmp_path / SOURCES["cifar10"].folder
     (folder / "data_batch_3.bin").unlink()
     (folder / "test_batch.bin").write_bytes(b"short")
-    row = next(row for row in status(tmp_path) if row.name == "cifar10")
-    assert row.state == "incomplete"
-    assert row.missing == (
+    broken = row(tmp_path, "cifar10")
+    assert broken.state == "incomplete"
+    assert broken.missing == (
         "data_batch_3.bin: no such file",
         "test_batch.bin: truncated: 5 bytes where 12292 were expected",
     )
@@ -38,18 +42,17 @@ def test_status_says_what_is_there_what_is_missing_and_what_is_wrong(tmp_path, m
 
 def test_status_without_a_data_folder_shows_where_it_would_look(monkeypatch):
     monkeypatch.delenv("WHITENORM_DATA", raising=False)
-    rows = {row.name: row for row in status()}
-    assert rows["pie"].state == "missing"
-    assert str(rows["pie"].path) == "$WHITENORM_DATA/pie"
+    pie = row(None, "pie")
+    assert pie.state == "missing"
+    assert str(pie.path) == "$WHITENORM_DATA/pie"
 
 
 def test_status_compares_checksums_when_asked(tmp_path):
     write_mnist(tmp_path)
-    row = next(row for row in status(tmp_path) if row.name == "mnist")
-    assert row.state == "present"
-    row = next(row for row in status(tmp_path, checksum=True) if row.name == "mnist")
-    assert row.state == "corrupt"
-    assert "md5" in row.missing[0]
+    assert row(tmp_path, "mnist").state == "present"
+    checked = row(tmp_path, "mnist", checksum=True)
+    assert checked.state == "corrupt"
+    assert "md5" in checked.missing[0]
 
 
 @pytest.fixture
@@ -121,24 +124,29 @@ def test_fetch_without_a_connection_says_what_to_do_by_hand(server, tmp_path, mo
         fetch("small", tmp_path / "data")
 
 
-def archive_of(contents):
+def archive_of(contents, link=None):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for name, raw in contents.items():
             member = tarfile.TarInfo(name)
             member.size = len(raw)
+            if link:
+                member.type, member.linkname, member.size = tarfile.SYMTYPE, str(link), 0
             tar.addfile(member, io.BytesIO(raw))
     return stream.getvalue()
 
 
-def test_fetch_takes_only_the_expected_files_out_of_an_archive(server, tmp_path, monkeypatch):
+def serve_archive(server, monkeypatch, raw, md5_of=None):
     folder, url = server
-    raw = archive_of({"small/a.bin": b"data", "small/other": b"x", "../escaped": b"x"})
     (folder / "small.tar.gz").write_bytes(raw)
-    source = Source(
-        "small", "small", {"a.bin": File(size=4)}, "the shelf", url + "small.tar.gz", md5(raw)
-    )
+    expected, files = md5(md5_of or raw), {"a.bin": File()}
+    source = Source("small", "small", files, "the shelf", url + "small.tar.gz", expected)
     monkeypatch.setitem(SOURCES, "small", source)
+
+
+def test_fetch_takes_only_the_expected_files_out_of_an_archive(server, tmp_path, monkeypatch):
+    raw = archive_of({"small/a.bin": b"data", "small/other": b"x", "../escaped": b"x"})
+    serve_archive(server, monkeypatch, raw)
     root = tmp_path / "data"
     assert fetch("small", root) == [root / "small" / "a.bin"]
     assert [path.name for path in root.rglob("*") if path.is_file()] == ["a.bin"]
@@ -146,11 +154,7 @@ def test_fetch_takes_only_the_expected_files_out_of_an_archive(server, tmp_path,
 
 
 def test_fetch_says_if_an_archive_lacks_a_file(server, tmp_path, monkeypatch):
-    folder, url = server
-    raw = archive_of({"small/b.bin": b"data"})
-    (folder / "small.tar.gz").write_bytes(raw)
-    source = Source("small", "small", {"a.bin": File()}, "", url + "small.tar.gz", md5(raw))
-    monkeypatch.setitem(SOURCES, "small", source)
+    serve_archive(server, monkeypatch, archive_of({"small/b.bin": b"data"}))
     with pytest.raises(DataError, match=r"archive is not as expected: .*a\.bin"):
         fetch("small", tmp_path / "data")
     assert not list((tmp_path / "data").rglob("*.tar.gz"))
@@ -160,23 +164,12 @@ def test_fetch_says_if_an_archive_lacks_a_file(server, tmp_path, monkeypatch):
 def test_a_failed_fetch_leaves_nothing_behind_and_follows_no_link(
     server, tmp_path, monkeypatch, kind
 ):
-    folder, url = server
     outside = tmp_path / "outside"
     outside.write_bytes(b"secret")
-    raw = archive_of({"small/a.bin": b"data" * 1000})
+    raw = archive_of({"small/a.bin": b"data" * 1000}, link=outside if kind == "link" else None)
     if kind == "truncated archive":
         raw = raw[: len(raw) // 2]
-    elif kind == "link":
-        stream = io.BytesIO()
-        with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-            member = tarfile.TarInfo("small/a.bin")
-            member.type, member.linkname = tarfile.SYMTYPE, str(outside)
-            tar.addfile(member)
-        raw = stream.getvalue()
-    (folder / "small.tar.gz").write_bytes(raw)
-    expected = md5(b"another" if kind == "wrong checksum" else raw)
-    source = Source("small", "small", {"a.bin": File()}, "", url + "small.tar.gz", expected)
-    monkeypatch.setitem(SOURCES, "small", source)
+    serve_archive(server, monkeypatch, raw, md5_of=b"another" if kind == "wrong checksum" else raw)
     with pytest.raises(DataError, match=r"small\.tar\.gz"):
         fetch("small", tmp_path / "data")
     assert list((tmp_path / "data" / "small").iterdir()) == []
