@@ -36,6 +36,7 @@ def test_a_wrong_option_is_named(options, words):
         (torch.zeros(4, 4, dtype=torch.long), "floating-point input, got torch.int64"),
         (torch.zeros(1, 4), r"more than 1 value per channel when training, got .*\(1, 4\)"),
         (torch.zeros(1, 4, 1, 1), "more than 1 value per channel when training"),
+        (torch.zeros(4, 0), r"at least one channel, got input of shape \(4, 0\)"),
     ],
 )
 def test_a_wrong_input_is_named(x, words):

@@ -1,6 +1,7 @@
 import copy
 import io
 import logging
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,7 @@ from whitenorm import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
     DecorrelatedBatchNorm3d,
+    folding,
 )
 from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
@@ -678,3 +680,43 @@ def test_a_model_in_training_mode_is_an_error():
     model.norm.train()
     with pytest.raises(ValueError, match="DecorrelatedBatchNorm2d 'norm' is in training mode"):
         fold(model)
+
+
+# --- what is hard to see ------------------------------------------------------------------------
+
+
+class Listed(nn.Module):
+    """Keeps its layers in a plain list too, and calls them there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = list(block())
+        for i, layer in enumerate(self.layers):
+            self.add_module(f"layer{i}", layer)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("example", [False, True], ids=["traced", "example"])
+def test_a_layer_in_a_plain_list_is_merged_there_too(example):
+    model, x = trained(Listed()), torch.randn(9, 4, 5, 5, dtype=torch.float64)
+    check(model, x, folded=1, example=example)
+
+
+def test_a_folded_model_that_computes_something_else_is_not_handed_out(monkeypatch):
+    model, x = trained(block()), torch.randn(9, 4, 5, 5, dtype=torch.float64)
+    fold(model, x)
+    monkeypatch.setattr(folding, "_merge", lambda layer, norm: nn.Identity())  # forgets the norm
+    with pytest.raises(RuntimeError, match="computes something else on the example inputs"):
+        fold(model, x)
+
+
+def test_a_script_module_inside_a_model_is_left_alone():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        inner = torch.jit.trace(block().double().eval(), torch.randn(2, 4, 5, 5).double())
+    model = trained(nn.Sequential(*block(), inner, *block()))
+    check(model, torch.randn(9, 4, 5, 5, dtype=torch.float64), folded=2)

@@ -11,6 +11,7 @@ import torch
 from cases import SHAPES, WHITENINGS, correlated, covariance
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import whitenorm
 from whitenorm import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, TranslatedReLU
@@ -437,6 +438,90 @@ def test_compiled_training_takes_batches_of_any_size_without_compiling_again():
         counts.append(len(graphs))
     assert counts[0] > 0
     assert counts[0] == counts[-1]
+
+
+@COMPILES
+def test_compiled_training_without_gradients_is_one_graph():
+    """As of encoders that follow by momentum, and where statistics are estimated again."""
+    torch.compiler.reset()
+    eager = DecorrelatedBatchNorm2d(8, group_size=4).double().requires_grad_(False)
+    other = copy.deepcopy(eager)
+    x = correlated((4, 8, 3, 3))
+    y = torch.compile(other, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(y, eager(x))
+    torch.testing.assert_close(other.running_whitening, eager.running_whitening)
+
+
+@COMPILES
+def test_an_in_place_relu_may_follow_in_a_compiled_model():
+    torch.compiler.reset()
+    model = nn.Sequential(DecorrelatedBatchNorm2d(8, group_size=4), nn.ReLU(inplace=True)).double()
+    other, x = copy.deepcopy(model), correlated((4, 8, 3, 3))
+    torch.compile(other, fullgraph=True, backend="aot_eager")(x).square().sum().backward()
+    model(x).square().sum().backward()
+    torch.testing.assert_close(other[0].weight.grad, model[0].weight.grad)
+
+
+@COMPILES
+def test_checkpointing_in_a_compiled_model_counts_a_batch_once():
+    torch.compiler.reset()
+    layer = DecorrelatedBatchNorm2d(8, group_size=4).double()
+    expected, x = copy.deepcopy(layer), correlated((4, 8, 3, 3)).requires_grad_()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(x):
+        return checkpoint(layer, x, use_reentrant=False)
+
+    step(x).square().sum().backward()
+    expected(x.detach())
+    assert layer.num_batches_tracked == 1
+    torch.testing.assert_close(layer.running_whitening, expected.running_whitening)
+
+
+def test_a_traced_graph_holds_the_layer_as_one_node():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), DecorrelatedBatchNorm2d(8, group_size=4))
+    x = torch.randn(4, 3, 6, 6)
+    model(x)
+    model.eval()
+    traced = torch.fx.symbolic_trace(model)
+    torch.testing.assert_close(traced(x), model(x))
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert called == [whitenorm.decorrelated_batch_norm]
+
+
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script` is deprecated")
+def test_script_is_refused_with_what_to_do_instead():
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.script: call whitenorm\.fold.*trace"):
+        torch.jit.script(nn.Sequential(DecorrelatedBatchNorm2d(8)).eval())
+
+
+def test_parameters_can_be_reset_under_another_default_device():
+    layer = DecorrelatedBatchNorm1d(4, running="covariance")
+    layer(correlated((32, 4), dtype=torch.float32))
+    with torch.device("meta"):
+        layer.reset_parameters()
+    assert torch.equal(layer.running_covariance, torch.eye(4).unsqueeze(0))
+
+
+@pytest.mark.parametrize(
+    ("other", "hint"),
+    [
+        (
+            nn.BatchNorm1d(8),
+            "the state is BatchNorm's; load it into the model with BatchNorm, then",
+        ),
+        (DecorrelatedBatchNorm1d(8, group_size=2), "groups of 2; build it with that group_size"),
+        (
+            DecorrelatedBatchNorm1d(8, group_size=4, running="covariance"),
+            "running='covariance'; build it with that",
+        ),
+    ],
+    ids=["BatchNorm", "group_size", "running"],
+)
+def test_a_state_of_another_kind_of_layer_says_what_to_do(other, hint):
+    model = nn.Sequential(DecorrelatedBatchNorm1d(8, group_size=4))
+    with pytest.raises(RuntimeError, match=hint):
+        model.load_state_dict(nn.Sequential(other).state_dict())
 
 
 def test_tensors_without_values_pass_through():

@@ -46,6 +46,8 @@ def check_tensors(
     if not input.is_floating_point():
         raise ValueError(f"expected a floating-point input, got {input.dtype}")
     channels = input.shape[1]
+    if channels == 0:
+        raise ValueError(f"expected at least one channel, got input of shape {tuple(input.shape)}")
     size = min(group_size, channels)
     matrices = (-(-channels // size), size, size)
     for name, tensor, expected in (

@@ -3,8 +3,9 @@ r"""BatchNorm -> DBN in a model that exists already, without changing what it co
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from inspect import ismethod
 from typing import Any, cast
 
 import torch
@@ -37,6 +38,8 @@ _HOOKS = (
     "_backward_pre_hooks",
     "_is_full_backward_hook",
 )
+
+_TORCH_KEEPS = frozenset(vars(nn.Module()))  # modules, parameters, buffers, hooks
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 Adapt = Callable[[nn.Module, nn.Module], nn.Module]
@@ -98,10 +101,7 @@ def convert_batchnorm(
     chosen = _choose(found, where)
     # All are built before any is placed, so that an error leaves the model as it was.
     new = {old: _replacement(name, old, adapt, options) for name, old in chosen.items()}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if isinstance(child, _BatchNorm) and child in new:
-                setattr(parent, name, new[child])
+    replace_modules(model, cast("dict[nn.Module, nn.Module]", new))
     _log.info("replaced %d of %d BatchNorm layers by DBN", len(new), len(found))
     untracked = [name for name, old in chosen.items() if old.running_mean is None]
     if untracked:
@@ -110,6 +110,35 @@ def convert_batchnorm(
             _listed(untracked),
         )
     return new.get(cast(_BatchNorm, model), model)
+
+
+def replace_modules(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
+    """Puts modules in the place of others, in place, wherever the modules of a model hold them.
+
+    Some models keep a layer in a plain list as well, or one of its methods, and call it there.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in new:
+                setattr(parent, name, new[child])
+        for name, value in list(vars(parent).items()):
+            if name not in _TORCH_KEEPS:
+                vars(parent)[name] = _with_replacements(value, new)
+
+
+def _with_replacements(value: Any, new: Mapping[nn.Module, nn.Module]) -> Any:
+    """The value with modules replaced in it; lists and dictionaries stay the same objects."""
+    if isinstance(value, nn.Module):
+        return new.get(value, value)
+    if ismethod(value) and isinstance(value.__self__, nn.Module) and value.__self__ in new:
+        return getattr(new[value.__self__], value.__name__)
+    if type(value) is list:
+        value[:] = [_with_replacements(item, new) for item in value]
+    elif type(value) is dict:
+        value.update({key: _with_replacements(item, new) for key, item in value.items()})
+    elif type(value) is tuple:
+        return tuple(_with_replacements(item, new) for item in value)
+    return value
 
 
 def overrides_forward(module: nn.Module) -> bool:

@@ -14,10 +14,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from whitenorm.convert import overrides_forward
+from whitenorm.convert import overrides_forward, replace_modules
 from whitenorm.modules import DecorrelatedBatchNorm
 from whitenorm.precision import algebra_dtype
-from whitenorm.wiring import HOOKS, NORMS, Wiring, ancestors, recorded, traced
+from whitenorm.wiring import (
+    HOOKS,
+    NORMS,
+    Wiring,
+    ancestors,
+    called,
+    recorded,
+    tensors_in,
+    traced,
+)
 
 __all__ = ["ChannelAffine", "FoldReport", "fold", "fold_weights"]
 
@@ -67,7 +76,8 @@ def fold(model: nn.Module, example_inputs: Any = None) -> nn.Module:
     cannot be seen is not merged, and the report says that example inputs would show it.
 
     With ``example_inputs`` a copy of the model runs on them once, and what was seen then is taken
-    to hold for all inputs. This finds the layers of models that don't trace.
+    to hold for all inputs. This finds the layers of models that don't trace. The folded model is
+    run on them too, and an error says so if its outputs aren't the same.
 
     Args:
         model: In inference mode; it isn't changed.
@@ -106,14 +116,36 @@ def fold(model: nn.Module, example_inputs: Any = None) -> nn.Module:
                 new[norm] = _channel_affine(norm)
         if why is not None:
             report.kept[name] = why
-    for parent in modules.values():
-        for child_name, child in list(parent._modules.items()):
-            if child in new:
-                setattr(parent, child_name, new[child])
+    replace_modules(result, new)
     result = new.get(result, result)
+    if example_inputs is not None:
+        _compare(model, result, example_inputs)
     cast(Any, result).fold_report = report
     _log.info("%s", report)
     return result
+
+
+def _compare(model: nn.Module, folded: nn.Module, example_inputs: Any) -> None:
+    """Raises if a folded model computes something else on the example inputs."""
+    outputs = []
+    for each in (model, folded):
+        with torch.random.fork_rng():  # for models that draw random numbers in inference
+            torch.manual_seed(0)
+            outputs.append(list(tensors_in(called(copy.deepcopy(each), example_inputs))))
+    for a, b in zip(*outputs, strict=True):
+        if a.is_floating_point() and not torch.allclose(a, b, *_tolerance(a), equal_nan=True):
+            raise RuntimeError(
+                "the folded model computes something else on the example inputs (by "
+                f"{(a - b).abs().max():.2g} where outputs are up to {a.abs().max():.2g}), for its "
+                "code does something with the layers that folding doesn't see; please report "
+                "this, and deploy the model as it is"
+            )
+
+
+def _tolerance(output: Tensor) -> tuple[float, float]:
+    """Relative and absolute: far above rounding, far below another result."""
+    relative = torch.finfo(output.dtype).eps ** 0.5
+    return 10 * relative, 10 * relative * max(float(output.abs().max()), 1e-30)
 
 
 # --- the algebra --------------------------------------------------------------------------------

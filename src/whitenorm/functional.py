@@ -24,7 +24,7 @@ from whitenorm.layout import (
 )
 from whitenorm.passes import Term, apply, moments, sums
 from whitenorm.precision import algebra_dtype, no_autocast, surely_finite, work_dtype
-from whitenorm.whitening import WHITENINGS, decompose, whitening_matrix
+from whitenorm.whitening import WHITENINGS, decompose, one_by_one, whitening_matrix
 
 __all__ = ["decorrelated_batch_norm"]
 
@@ -237,6 +237,10 @@ class _BatchWhitening(Function):
                 grads = _backward(g, x, weight, bias, wanted, ctx.method, *statistics)
         return (*grads, None)
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        return one_by_one(_BatchWhitening, info.batch_size, in_dims, inputs)
+
 
 # apply() asks for it at every call, which is 5% of a layer on [256, 128] if it is made anew.
 _BatchWhitening.forward.__signature__ = inspect.signature(  # type: ignore[attr-defined]
@@ -333,6 +337,24 @@ def _differentiable_backward(
             "gradients of gradients don't pass through statistics of several replicas; "
             "use a layer that isn't synchronized where create_graph=True is needed"
         )
+
+    def whitened(*wanted_inputs: Tensor) -> Tensor:
+        given = iter(wanted_inputs)
+        pairs = zip((x, weight, bias), wanted, strict=True)
+        inputs: list[Any] = [next(given) if want else t for t, want in pairs]
+        return _differentiable_forward(inputs[0], inputs[1], inputs[2], method)
+
+    inputs = [t for t, want in zip((x, weight, bias), wanted, strict=True) if want]
+    pull_back: Any = torch.func.vjp(whitened, *cast(list[Tensor], inputs))[1]
+    grads = iter(pull_back(g))
+    dx, dweight, dbias = (next(grads) if want else None for want in wanted)
+    return dx, dweight, dbias
+
+
+def _differentiable_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, method: _Method
+) -> Tensor:
+    """y in differentiable operations."""
     rows, outputs = is_channels_last(x), []
     for channels, _, size in spans_of(x.shape[1], method.group_size):
         part = x[:, channels]
@@ -345,11 +367,7 @@ def _differentiable_backward(
         if bias is not None:
             y = y + bias[channels].view(-1, size, 1)
         outputs.append(ungrouped(y, part, rows))
-    inputs = [t for t, want in zip((x, weight, bias), wanted, strict=True) if want]
-    y = torch.cat(outputs, 1).to(g.dtype)
-    grads = iter(torch.autograd.grad(y, cast(list[Tensor], inputs), g, create_graph=True))
-    dx, dweight, dbias = (next(grads) if want else None for want in wanted)
-    return dx, dweight, dbias
+    return torch.cat(outputs, 1).to(x.dtype)
 
 
 # --- the running statistics ---------------------------------------------------------------------

@@ -6,9 +6,9 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from whitenorm.arguments import check_options
+from whitenorm.arguments import RUNNING, check_options
 from whitenorm.distributed import ProcessGroup, Synchronized
 from whitenorm.functional import decorrelated_batch_norm, whitening_of_running_covariance
 from whitenorm.precision import work_dtype
@@ -20,6 +20,9 @@ __all__ = [
     "DecorrelatedBatchNorm3d",
     "TranslatedReLU",
 ]
+
+
+fx.wrap("decorrelated_batch_norm")  # one node of a traced graph, as BatchNorm is
 
 
 class DecorrelatedBatchNorm(nn.Module):
@@ -102,7 +105,8 @@ class DecorrelatedBatchNorm(nn.Module):
         """Back to mean 0 and matrix I, as before the first batch."""
         if self.running_mean is not None and self.num_batches_tracked is not None:
             self.running_mean.zero_()
-            identity = torch.eye(self._running_matrix.shape[-1])
+            matrix = self._running_matrix
+            identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
             self._running_matrix.copy_(identity)
             if self.running == "covariance":
                 self.inference_whitening.copy_(identity)
@@ -123,7 +127,8 @@ class DecorrelatedBatchNorm(nn.Module):
         return self
 
     def forward(self, input: Tensor) -> Tensor:
-        self._check_input(input)
+        if not isinstance(input, fx.Proxy):
+            self._check_input(input)
         matrix, running = None, self.running
         if self.running_mean is not None:
             matrix = self._running_matrix
@@ -179,9 +184,46 @@ class DecorrelatedBatchNorm(nn.Module):
             self.inference_whitening = W.to(covariance.dtype)
         self._whitened = present
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if strict and (hint := self._mismatch(state_dict, prefix)):
+            error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {hint}.")
         self._whiten_running_covariance()
+
+    def _mismatch(self, state_dict: dict[str, Any], prefix: str) -> str | None:
+        """What to do about a state of another kind of layer; None if it is of this kind."""
+        if self.running_mean is None:
+            return None
+        matrix = state_dict.get(f"{prefix}running_{self.running}")
+        if matrix is None:
+            if f"{prefix}running_var" in state_dict:
+                return (
+                    "the state is BatchNorm's; load it into the model with BatchNorm, then call "
+                    "whitenorm.convert_batchnorm"
+                )
+            for other in RUNNING:
+                if f"{prefix}running_{other}" in state_dict:
+                    return f"the state is of a layer with running={other!r}; build it with that"
+        elif matrix.shape != self._running_matrix.shape:
+            return f"the state is of groups of {matrix.shape[-1]}; build it with that group_size"
+        return None
+
+    def __prepare_scriptable__(self) -> Any:
+        raise RuntimeError(
+            f"{type(self).__name__} can't be compiled by torch.jit.script: call "
+            "whitenorm.fold(model) first, or use torch.jit.trace"
+        )
 
     def _apply(self, *args: Any, **kwargs: Any) -> DecorrelatedBatchNorm:
         precise = self._buffers.get("running_covariance")

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from whitenorm.precision import algebra_dtype, surely_finite
 
-__all__ = ["WHITENINGS", "Whitening", "decompose", "whitening_matrix"]
+__all__ = ["WHITENINGS", "Whitening", "decompose", "one_by_one", "whitening_matrix"]
 
 
 def whitening_matrix(
@@ -107,6 +107,31 @@ class _WhiteningMatrix(Function):
         vjp = WHITENINGS[ctx.whitening].vjp
         return vjp(S, W, F, dW, ctx.iterations), None, None, None
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        return one_by_one(_WhiteningMatrix, info.batch_size, in_dims, inputs)
+
+
+def one_by_one(
+    function: type[Function], batch_size: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """The rule of torch.func.vmap for a function: a loop."""
+    results = []
+    for i in range(batch_size):
+        pairs = zip(inputs, in_dims, strict=True)
+        chosen = [t.select(dim, i) if type(dim) is int else t for t, dim in pairs]
+        results.append(function.apply(*chosen))
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    columns = [torch.stack(_alike(column)) for column in zip(*results, strict=True)]
+    return tuple(columns), (0,) * len(columns)
+
+
+def _alike(tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Tensors of one shape, or empty, with zeros in place of the empty ones."""
+    largest = max(tensors, key=Tensor.numel)
+    return [t if t.shape == largest.shape else torch.zeros_like(largest) for t in tensors]
+
 
 def _symmetric(a: Tensor) -> Tensor:
     return (a + a.mT) / 2
@@ -157,6 +182,10 @@ class _Lyapunov(Function):
         R, X, root, D = ctx.saved_tensors
         dB = cast(Tensor, _Lyapunov.apply(R, dX, root, D))
         return -(dB @ X.mT + X.mT @ dB), dB, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        return one_by_one(_Lyapunov, info.batch_size, in_dims, inputs)
 
 
 # --- pca: W = diag(l)^(-1/2) D^T --------------------------------------------------------------

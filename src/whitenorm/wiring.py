@@ -20,7 +20,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whitenorm.modules import DecorrelatedBatchNorm
 
-__all__ = ["HOOKS", "LAYERS", "NORMS", "Wiring", "ancestors", "recorded", "traced"]
+__all__ = [
+    "HOOKS",
+    "LAYERS",
+    "NORMS",
+    "Wiring",
+    "ancestors",
+    "called",
+    "recorded",
+    "tensors_in",
+    "traced",
+]
 
 NORMS = (_BatchNorm, DecorrelatedBatchNorm)
 LAYERS = (nn.Linear, _ConvNd)
@@ -237,15 +247,19 @@ def recorded(model: nn.Module, example_inputs: Any) -> Wiring:
     model = copy.deepcopy(model, cast("dict[int, Any]", shared))
     recorder = _Recorder(model)
     with recorder:
-        if isinstance(example_inputs, Mapping):
-            output = model(**example_inputs)
-        elif isinstance(example_inputs, Tensor):
-            output = model(example_inputs)
-        else:
-            output = model(*example_inputs)
-    for tensor in _tensors(output):
+        output = called(model, example_inputs)
+    for tensor in tensors_in(output):
         recorder.use(tensor)
     return recorder.wiring
+
+
+def called(model: nn.Module, example_inputs: Any) -> Any:
+    """The output for an input tensor, positional arguments or keyword arguments."""
+    if isinstance(example_inputs, Mapping):
+        return model(**example_inputs)
+    if isinstance(example_inputs, Tensor):
+        return model(example_inputs)
+    return model(*example_inputs)
 
 
 class _Recorder(TorchDispatchMode):
@@ -267,7 +281,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        for tensor in chain(_tensors(args), _tensors(kwargs or {})):
+        for tensor in chain(tensors_in(args), tensors_in(kwargs or {})):
             self.use(tensor)
         return func(*args, **(kwargs or {}))
 
@@ -301,15 +315,15 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in a structure."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif isinstance(value, (list, tuple, set)):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from _tensors(vars(value))
+        yield from tensors_in(vars(value))
