@@ -2,11 +2,11 @@
 
 from rich.console import Console
 
-from whitenorm.lab.reporting.tables import Column, Table, markdown, terminal
+from whitenorm.lab.reporting.tables import Table, markdown, terminal
 
 TABLE = Table(
     "Claims",
-    (Column("where"), Column("n", "number"), Column("again", "code"), Column("verdict", "status")),
+    {"where": "text", "n": "number", "again": "code", "verdict": "status"},
     (
         ("[bold]Figure 1[/]", "5", "whitenorm run fig1", "holds in part (reduced size)"),
         ("Figure 2", "12", "whitenorm run fig2", "not tested at this scale"),

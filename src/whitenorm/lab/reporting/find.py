@@ -1,30 +1,20 @@
 r"""The results that a folder of records holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from whitenorm.lab.records.record import Record, find_records
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import Curve, Panel, Scale, Study, View
 
-__all__ = ["Found", "find_results"]
 
+class Found(NamedTuple):
+    """The results that a folder holds."""
 
-@dataclass(frozen=True)
-class Found:
-    """The results that a folder holds.
-
-    Args:
-        results: With the file that each was read from.
-        remarks: What could not be used, and why.
-    """
-
-    results: list[tuple[Path, Results]]
-    remarks: list[str]
+    results: list[tuple[Path, Results]]  # with the file that each was read from
+    remarks: list[str]  # what could not be used, and why
 
 
 def find_results(folder: Path) -> Found:
@@ -38,27 +28,21 @@ def find_results(folder: Path) -> Found:
         for record in records.values():
             groups.setdefault((record.study, record.scale), {})[record.id] = record
         for (name, scale), group in groups.items():
-            study = single_runs(group.values()) if name == "train" else STUDIES.get(name)
+            study = _single_runs(group.values()) if name == "train" else STUDIES.get(name)
             if study is None or scale not in study.scales:
                 remarks.append(f"{path}: there is no study {name!r} at scale {scale!r}")
                 continue
             found = Results(study, scale, group)
             results.append((path, found))
-            if found.others:
-                remarks.append(
-                    f"{path}: {len(found.others)} records have settings that {name} no longer "
-                    "asks for"
-                )
+            if n := len(found.others):
+                remarks.append(f"{path}: {n} records have settings that {name} no longer asks for")
     order = [*STUDIES, "train"]
     results.sort(key=lambda found: (order.index(found[1].study.name), found[1].scale_name))
     return Found(results, remarks)
 
 
-def single_runs(records: Iterable[Record]) -> Study:
-    """The runs of ``whitenorm train`` as a study.
-
-    Each data set is a panel; runs that differ in their seed alone are a curve.
-    """
+def _single_runs(records: Iterable[Record]) -> Study:
+    """The runs of ``whitenorm train``; a panel for each data set, one curve for all seeds."""
     panels: dict[str, dict[str, Curve]] = {}
     for record in records:
         run = record.run.changed({"seed": 0})
@@ -67,17 +51,13 @@ def single_runs(records: Iterable[Record]) -> Study:
         if run.id not in curves:
             taken = sum(curve.label.startswith(words) for curve in curves.values())
             curves[run.id] = Curve(f"{words} ({taken + 1})" if taken else words, run)
-    scale = Scale(
-        tuple(Panel(name, tuple(curves.values())) for name, curves in panels.items()),
-        seeds=1,
-        duration="",
-    )
+    drawn = tuple(Panel(name, tuple(curves.values())) for name, curves in panels.items())
     return Study(
         name="train",
         title="Single runs",
         reference="whitenorm train",
         question="",
-        scales={"single": scale},
+        scales={"single": Scale(drawn, seeds=1, duration="")},
         views=(
             View("loss", "Training loss", log="y"),
             View("errors", "Error in training and testing", y=("train_error", "test_error")),

@@ -3,12 +3,8 @@ r"""Places of a Markdown page that are filled by a program, and the tables that 
 A block stands between ``<!-- kind: name -->`` and ``<!-- end -->``; nothing else is touched.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
-
-__all__ = ["Row", "fill_blocks", "table"]
 
 Row = Sequence[object]
 
@@ -22,19 +18,15 @@ def fill_blocks(
         >>> fill_blocks("<!-- x: a -->\\nold<!-- end -->", "x", {"a": "new"})
         ('<!-- x: a -->\\n\\nnew\\n\\n<!-- end -->', ['a'], [])
     """
-    replaced: list[str] = []
-    unknown: list[str] = []
 
     def replacement(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in blocks:
-            unknown.append(name)
-            return match[0]
-        replaced.append(name)
-        return f"<!-- {kind}: {name} -->\n\n{blocks[name]}\n\n<!-- end -->"
+        new = blocks.get(match[1])
+        return match[0] if new is None else f"<!-- {kind}: {match[1]} -->\n\n{new}\n\n<!-- end -->"
 
-    pattern = re.compile(rf"<!-- {kind}: (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
-    return pattern.sub(replacement, text), replaced, unknown
+    pattern = re.compile(rf"<!-- {kind}: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+    names = pattern.findall(text)
+    known = [name for name in names if name in blocks]
+    return pattern.sub(replacement, text), known, [name for name in names if name not in blocks]
 
 
 def table(head: Row, rows: Iterable[Row]) -> str:

@@ -1,8 +1,7 @@
-r"""Figures as files, from results alone: PNG for a page, SVG for print."""
-
-from __future__ import annotations
+r"""What figures show, from results alone; and their files: PNG for a page, SVG for print."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,82 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from whitenorm.lab.reporting.style import FIGURE_STYLE, GREY, PALETTE, colours
+from whitenorm.lab.reporting.tables import span
 from whitenorm.lab.studies.results import Results, Series
 from whitenorm.lab.studies.study import Panel, View
 from whitenorm.lab.studies.wording import axis_title
 
-__all__ = ["draw", "draw_all", "few_values", "illustrations", "plain_ticks", "quadrants"]
-
-_STYLE = {**FIGURE_STYLE, "font.size": 10, "legend.fontsize": 9, "lines.linewidth": 1.6}
+Points = list[list[float]]
+_STYLE: Any = {**FIGURE_STYLE, "font.size": 10, "legend.fontsize": 9, "lines.linewidth": 1.6}
 _MARKERS = "osD^vPX"
 _PALE = "#666666"
+SWAP_NOTE = (
+    "Two batches share the coloured points; the grey ones differ. A colour marks a quadrant:\n"
+    "where colours trade places between the batches, axes have swapped."
+)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines that are drawn together."""
+
+    title: str
+    panel: Panel  # that the colours are of
+    lines: list[Series]
+    x_title: str
+    ticks: dict[float, str]  # along the abscissa; empty for the usual ones
+
+
+def line_plots(results: Results, view: View) -> list[Plot]:
+    """The plots of a view: one for each panel with records, or one across all panels."""
+    panels = results.panels(view)
+    if view.kind == "across":
+        lines = results.across(view, panels)
+        names = {float(place): panel.name for place, panel in enumerate(panels)}
+        return [Plot("", panels[0], lines, "", names)] if lines else []
+    plots = []
+    for panel in panels:
+        if lines := results.series(view, panel):
+            values = sorted({x for line in lines for x in line.x})
+            few = "x" in view.log and len(values) <= 10
+            ticks = {value: f"{value:g}" for value in values} if few else {}
+            plots.append(Plot(panel.name, panel, lines, axis_title(view, "x"), ticks))
+    return plots
+
+
+def seeds_of(line: Series) -> int:
+    """How many seeds a line is the mean of."""
+    return len({record.run.seed for record in line.records})
+
+
+def swap_points(results: Results, view: View) -> tuple[list[str], dict[str, list[Points]]] | None:
+    """The illustration of axis swapping, with the first seed; None if there are no records for it.
+
+    Returns:
+        A colour for each point that both batches share, by its quadrant; and both batches before
+        whitening and after each one. The shared points are the last ones of a batch.
+    """
+    found = {
+        curve.label: records[0].arrays
+        for panel in results.panels(view)
+        for curve in panel.curves
+        if (records := results.records(curve)) and records[0].arrays
+    }
+    if not found:
+        return None
+    first = next(iter(found.values()))
+    before = [unshared + first["blue"] for unshared in first["red"]]
+    shades = [PALETTE[2 * (x < 0) + (y < 0)] for x, y in first["blue"]]
+    return shades, {"before": before} | {label: a["whitened"] for label, a in found.items()}
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
     """Draws every view of a study that there is something to draw of; the paths of the PNGs."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
+    with mpl.rc_context(_STYLE):
         for view in results.study.views:
-            figure = draw(results, view)
-            if figure is not None:
+            if figure := draw(results, view):
                 stem = f"{results.study.name}-{results.scale_name}-{view.name}"
                 paths.append(folder / f"{stem}.png")
                 figure.savefig(paths[-1], dpi=160)
@@ -39,105 +95,55 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
 
 def draw(results: Results, view: View) -> Figure | None:
-    """A figure with a plot for each panel of a view; None if there are no records for it."""
-    panels = results.panels(view)
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-        if view.kind == "swap":
-            return _draw_swap(results, panels)
-        if view.kind == "across":
-            return _draw_across(results, view, panels)
-        return _draw_lines(results, view, panels)
-
-
-def _draw_across(results: Results, view: View, panels: list[Panel]) -> Figure | None:
-    lines = results.across(view, panels)
-    if not lines:
+    """The figure of a view; None if there are no records for it."""
+    if view.kind == "swap":
+        return _draw_swap(results, view)
+    plots = line_plots(results, view)
+    if not plots:
         return None
-    figure = Figure(figsize=(4.8, 3.7), layout="constrained")
-    axes = figure.subplots()
-    _draw_series(view, lines, colours(panels[0]), axes)
-    axes.set_xticks(range(len(panels)), [panel.name for panel in panels], fontsize=8)
-    axes.set_ylabel(axis_title(view, "y"))
-    axes.legend()
-    figure.suptitle(view.title, fontsize=11)
-    seeds = {len(results.records(c)) for p in panels for c in p.curves if results.records(c)}
-    figure.supxlabel(_seeds_note(view, seeds), fontsize=8, color=_PALE)
-    return figure
-
-
-def _draw_lines(results: Results, view: View, panels: list[Panel]) -> Figure | None:
-    panels = [panel for panel in panels if results.series(view, panel)]
-    if not panels:
-        return None
-    columns = min(len(panels), 2)
-    rows = math.ceil(len(panels) / columns)
+    columns = min(len(plots), 2)
+    rows = math.ceil(len(plots) / columns)
     figure = Figure(figsize=(0.6 + 4.2 * columns, 0.6 + 3.1 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat[len(panels) :]:
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for plot, axes in zip(plots, grid, strict=False):
+        _draw_plot(view, plot, axes)
+    for axes in grid[len(plots) :]:
         axes.set_axis_off()
-    for panel, axes in zip(panels, grid.flat, strict=False):
-        _draw_panel(results, view, panel, axes)
-        axes.set_title(panel.name, fontsize=10)
     figure.suptitle(view.title, fontsize=11)
-    seeds = {len(line.records) for panel in panels for line in results.series(view, panel)}
-    _add_legends(figure, list(grid.flat[: len(panels)]), _seeds_note(view, seeds))
+    seeds = {seeds_of(line) for plot in plots for line in plot.lines}
+    kind = "geometric mean" if "y" in view.log else "mean"
+    note = f"lines: {kind} over {span(seeds)} seeds; bands: from the smallest to the largest"
+    _add_legends(figure, grid[: len(plots)], "lines: one seed" if seeds == {1} else note)
     return figure
 
 
-def _seeds_note(view: View, seeds: set[int]) -> str:
-    if seeds == {1}:
-        return "lines: one seed"
-    count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    kind = "geometric mean" if "y" in view.log else "mean"
-    return f"lines: {kind} over {count} seeds; bands: from the smallest to the largest"
-
-
-def _draw_panel(results: Results, view: View, panel: Panel, axes: Any) -> None:
-    lines = results.series(view, panel)
-    _draw_series(view, lines, colours(panel), axes)
-    axes.set_xlabel(axis_title(view, "x"))
-    axes.set_ylabel(axis_title(view, "y"))
-    if "x" in view.log:
-        axes.set_xscale("log")
-        if values := few_values(lines):
-            axes.set_xticks(values, [f"{value:g}" for value in values])
-            axes.minorticks_off()
-
-
-def _add_legends(figure: Figure, plots: list[Any], note: str) -> None:
-    """One below several plots that have the same, where it hides no curve; else one in each."""
-    legends = [axes.get_legend_handles_labels() for axes in plots]
-    if len(plots) > 1 and all(labels == legends[0][1] for _, labels in legends):
-        place: dict[str, Any] = {"loc": "outside lower center", "ncols": len(legends[0][1])}
-        legend = figure.legend(*legends[0], title=note, title_fontsize=8, **place)
-        legend.get_title().set_color(_PALE)
-    else:
-        for axes in plots:
-            axes.legend()
-        figure.supxlabel(note, fontsize=8, color=_PALE)
-
-
-def _draw_series(view: View, lines: list[Series], palette: dict[str, str], axes: Any) -> None:
-    labels = list(palette)
-    for line in lines:
-        solid = line.column == view.y[0]
-        every = max(len(line.x) // 8, 1)
+def _draw_plot(view: View, plot: Plot, axes: Any) -> None:
+    palette = colours(plot.panel)
+    for line in plot.lines:
+        solid, colour = line.column == view.y[0], palette[line.label]
+        place, every = list(palette).index(line.label), max(len(line.x) // 8, 1)
         axes.plot(
             line.x,
             line.mean,
-            color=palette[line.label],
+            color=colour,
             linestyle="-" if solid else "--",
-            marker=_MARKERS[labels.index(line.label) % len(_MARKERS)] if solid else None,
-            markevery=(labels.index(line.label) * every // 4, every),
+            marker=_MARKERS[place % len(_MARKERS)] if solid else None,
+            markevery=(place * every // 4, every),
             markersize=4,
             label=line.name if solid else None,
         )
-        axes.fill_between(
-            line.x, line.low, line.high, color=palette[line.label], alpha=0.18, linewidth=0
-        )
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+    axes.set_title(plot.title, fontsize=10)
+    axes.set(xlabel=plot.x_title, ylabel=axis_title(view, "y"))
     if "y" in view.log:
         axes.set_yscale("log")
         plain_ticks(axes)
+    if "x" in view.log:
+        axes.set_xscale("log")
+    if plot.ticks:
+        size = 8 if view.kind == "across" else 10
+        axes.set_xticks(list(plot.ticks), list(plot.ticks.values()), fontsize=size)
+        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def plain_ticks(axes: Any) -> None:
@@ -155,53 +161,39 @@ def plain_ticks(axes: Any) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def few_values(lines: list[Series]) -> list[float]:
-    """The values along the abscissa if they are at most ten, to be its ticks; else none."""
-    values = sorted({x for line in lines for x in line.x})
-    return values if len(values) <= 10 else []
+def _add_legends(figure: Figure, plots: list[Any], note: str) -> None:
+    """One below several plots that have the same, where it hides no curve; else one in each."""
+    legends = [axes.get_legend_handles_labels() for axes in plots]
+    if len(plots) > 1 and all(labels == legends[0][1] for _, labels in legends):
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": len(legends[0][1])}
+        legend = figure.legend(*legends[0], title=note, title_fontsize=8, **place)
+        legend.get_title().set_color(_PALE)
+    else:
+        for axes in plots:
+            axes.legend()
+        figure.supxlabel(note, fontsize=8, color=_PALE)
 
 
-def _draw_swap(results: Results, panels: list[Panel]) -> Figure | None:
-    found = illustrations(results, panels)
-    if not found:
+def _draw_swap(results: Results, view: View) -> Figure | None:
+    found = swap_points(results, view)
+    if found is None:
         return None
-    figure = Figure(figsize=(2.6 * (1 + len(found)), 5.2), layout="constrained")
-    grid = figure.subplots(2, 1 + len(found), squeeze=False)
-    first = next(iter(found.values()))
-    shades = quadrants(first["blue"])
-    for row in range(2):
-        raw = grid[row][0]
-        raw.scatter(*zip(*first["red"][row], strict=True), s=14, c=GREY, marker="x")
-        raw.scatter(*zip(*first["blue"], strict=True), s=14, c=shades)
-        raw.set_ylabel(f"batch {row + 1}")
-        for column, (label, arrays) in enumerate(found.items(), start=1):
-            grid[row][column].scatter(*zip(*arrays["whitened"][row], strict=True), s=14, c=shades)
-            if row == 0:
-                grid[row][column].set_title(f"whitened by {label}", fontsize=10)
-    grid[0][0].set_title("before whitening", fontsize=10)
-    for pair in grid.T:  # a column's two plots have the same axes, to be compared
-        ends = [abs(value) for axes in pair for value in (*axes.get_xlim(), *axes.get_ylim())]
+    shades, columns = found
+    figure = Figure(figsize=(2.6 * len(columns), 5.2), layout="constrained")
+    grid = figure.subplots(2, len(columns), squeeze=False)
+    for (label, batches), pair in zip(columns.items(), grid.T, strict=True):
+        title = "before whitening" if label == "before" else f"whitened by {label}"
+        pair[0].set_title(title, fontsize=10)
+        for points, axes in zip(batches, pair, strict=True):
+            if unshared := points[: -len(shades)]:
+                axes.scatter(*zip(*unshared, strict=True), s=14, c=GREY, marker="x")
+            axes.scatter(*zip(*points[-len(shades) :], strict=True), s=14, c=shades)
+        # The two plots have the same axes, to be compared.
+        end = max(abs(value) for axes in pair for value in (*axes.get_xlim(), *axes.get_ylim()))
         for axes in pair:
-            axes.set(xlim=(-max(ends), max(ends)), ylim=(-max(ends), max(ends)), aspect="equal")
+            axes.set(xlim=(-end, end), ylim=(-end, end), aspect="equal")
             axes.tick_params(labelsize=8)
-    figure.suptitle(
-        "Two batches share the coloured points; the grey ones differ. A colour marks a "
-        "quadrant:\nwhere colours trade places between the batches, axes have swapped.",
-        fontsize=10,
-    )
+    for row, axes in enumerate(grid[:, 0]):
+        axes.set_ylabel(f"batch {row + 1}")
+    figure.suptitle(SWAP_NOTE, fontsize=10)
     return figure
-
-
-def illustrations(results: Results, panels: list[Panel]) -> dict[str, Any]:
-    """The arrays of the first seed's illustration for each label."""
-    return {
-        curve.label: records[0].arrays
-        for panel in panels
-        for curve in panel.curves
-        if (records := results.records(curve)) and records[0].arrays
-    }
-
-
-def quadrants(points: list[list[float]]) -> list[str]:
-    """A colour for each point, by its quadrant."""
-    return [PALETTE[2 * (x < 0) + (y < 0)] for x, y in points]

@@ -3,48 +3,19 @@ r"""The tables of a study, each described once: numbers at the end, and verdicts
 :func:`terminal` and :func:`markdown` draw a table; the page (``page.html``) loops over it.
 """
 
-from __future__ import annotations
-
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from whitenorm.lab.reporting import markdown as md
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import Curve, Panel, Verdict
+from whitenorm.lab.studies.study import Claim, Curve, Panel
 from whitenorm.lab.studies.wording import metric_name, number, point_text, summary
 
-__all__ = [
-    "UNTESTED",
-    "Column",
-    "Table",
-    "beside_the_paper",
-    "bold_status",
-    "markdown",
-    "numbers",
-    "status_words",
-    "tabulated",
-    "terminal",
-    "verdicts",
-]
-
-
-UNTESTED = "not tested at this scale"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Args:
-        name: Its head.
-        kind: "text"; "number", which is aligned to the right; "status", a verdict, which is
-            coloured or bold; or "code", a command.
-    """
-
-    name: str
-    kind: str = "text"
+_STATUS_STYLES = {"holds": "green", "holds in part": "yellow", "does not hold": "red"}
 
 
 @dataclass(frozen=True)
@@ -52,32 +23,28 @@ class Table:
     """What a table says; every cell is plain text, without markup."""
 
     title: str
-    head: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-# --- what they say ------------------------------------------------------------------------------
+    # The kind of each column, by name: "text"; "number", which is aligned to the right; "status",
+    # a verdict, which is coloured or bold; or "code", a command.
+    head: Mapping[str, str]
+    rows: Sequence[Sequence[str]]
 
 
 def numbers(results: Results) -> Table:
     """The last values of every curve, mean ± standard deviation over seeds."""
-    several = len(results.scale.panels) > 1
     metrics = results.study.metrics
     rows = []
     for panel, curve in tabulated(results):
         choice = results.choice(curve)
         chosen = point_text(choice.point) or "—"
-        row = (
-            curve.label,
-            chosen if choice.complete else f"{chosen} (grid incomplete)",
-            str(len(results.records(curve))),
-            *(summary(results.final(curve, metric), metric) for metric in metrics),
-        )
-        rows.append((panel.name, *row) if several else row)
-    texts = ("panel", "curve", "chosen") if several else ("curve", "chosen")
-    measured = ("n", *map(metric_name, metrics))
-    head = (*(Column(name) for name in texts), *(Column(name, "number") for name in measured))
-    return Table(results.study.title, head, tuple(rows))
+        chosen += "" if choice.complete else " (grid incomplete)"
+        finals = [summary(results.final(curve, metric), metric) for metric in metrics]
+        rows.append([panel.name, curve.label, chosen, str(len(results.records(curve))), *finals])
+    head = dict.fromkeys(("panel", "curve", "chosen"), "text")
+    head |= dict.fromkeys(("n", *map(metric_name, metrics)), "number")
+    if len(results.scale.panels) == 1:
+        del head["panel"]
+        rows = [row[1:] for row in rows]
+    return Table(results.study.title, head, rows)
 
 
 def tabulated(results: Results) -> list[tuple[Panel, Curve]]:
@@ -93,12 +60,12 @@ def tabulated(results: Results) -> list[tuple[Panel, Curve]]:
 def verdicts(*results: Results) -> Table:
     """What the paper says, and whether these records agree."""
     rows = [
-        (each.study.reference, claim.quote, status_words(claim.judge(each), each))
+        (each.study.reference, claim.quote, status_words(claim, each))
         for each in results
         for claim in each.study.claims
     ]
-    head = (Column("where"), Column("the paper says"), Column("these records", "status"))
-    return Table("What the paper says", head, tuple(rows))
+    head = {"where": "text", "the paper says": "text", "these records": "status"}
+    return Table("What the paper says", head, rows)
 
 
 def beside_the_paper(results: Results) -> Table:
@@ -111,49 +78,41 @@ def beside_the_paper(results: Results) -> Table:
         if entry.over:
             label += f" / {entry.over}"
             metric = metric.rpartition(" (")[0] + ", ratio"
-        paper = number(entry.value)
-        if entry.spread is not None:
-            paper += f" ± {number(entry.spread)}"
+        paper = number(entry.value) + (f" ± {number(entry.spread)}" if entry.spread else "")
         found = results.ours(entry)
-        ours = (
-            f"{summary(found, '')} (n={found.n})" if found else "not at this scale, or not yet run"
-        )
+        ours = f"{summary(found, '')} (n={found.n})" if found else "not run at this scale"
         rows.append((entry.panel, label, metric, paper, ours))
-    texts = (Column(name) for name in ("panel", "curve", "what"))
-    return Table(
-        "Beside the paper",
-        (*texts, Column("paper", "number"), Column("ours", "number")),
-        tuple(rows),
-    )
+    head = dict.fromkeys(("panel", "curve", "what"), "text") | {
+        "paper": "number",
+        "ours": "number",
+    }
+    return Table("Beside the paper", head, rows)
 
 
-def status_words(verdict: Verdict, results: Results) -> str:
-    """A verdict in words, which say so if the experiment was smaller than the paper's."""
-    if verdict.status == "not tested":
-        return UNTESTED
-    return verdict.status + ("" if results.scale_name == "paper" else " (reduced size)")
+def status_words(claim: Claim, results: Results | None) -> str:
+    """The verdict in words, which say so if the experiment was smaller than the paper's."""
+    status = claim.judge(results).status if results else "not tested"
+    if status == "not tested":
+        return "not tested at this scale"
+    return status if results and results.scale_name == "paper" else f"{status} (reduced size)"
 
 
-# --- how they look ------------------------------------------------------------------------------
-
-
-_STATUS_STYLES = {"holds": "green", "holds in part": "yellow", "does not hold": "red"}
+def span(values: Collection[Any]) -> str:
+    """From the smallest to the largest: "3 to 5", or "2" if all are the same, or "no"."""
+    ends = dict.fromkeys((min(values), max(values))) if values else ["no"]
+    return " to ".join(map(str, ends))
 
 
 def terminal(table: Table) -> RichTable:
     """For a terminal."""
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
-    for column in table.head:
-        drawn.add_column(
-            Text(column.name),
-            justify="right" if column.kind == "number" else "left",
-            no_wrap=column.kind == "status",
-            overflow="fold",
-        )
+    for name, kind in table.head.items():
+        justify: Any = "right" if kind == "number" else "left"
+        drawn.add_column(Text(name), justify=justify, no_wrap=kind == "status", overflow="fold")
     for row in table.rows:
         cells = [Text(cell) for cell in row]
-        for column, cell in zip(table.head, cells, strict=True):
-            if column.kind == "status":
+        for kind, cell in zip(table.head.values(), cells, strict=True):
+            if kind == "status":
                 cell.stylize(_STATUS_STYLES.get(cell.plain.partition(" (")[0], "dim"))
         drawn.add_row(*cells)
     return drawn
@@ -161,18 +120,10 @@ def terminal(table: Table) -> RichTable:
 
 def markdown(table: Table) -> str:
     """For a Markdown page."""
-    kinds = [column.kind for column in table.head]
-    rows = [
-        [_markdown_cell(cell, kind) for cell, kind in zip(row, kinds, strict=True)]
-        for row in table.rows
-    ]
-    return md.table([column.name for column in table.head], rows)
-
-
-def _markdown_cell(cell: str, kind: str) -> str:
-    if kind == "code":
-        return f"`{cell}`"
-    return bold_status(cell) if kind == "status" else cell
+    markups = {"code": "`{}`".format, "status": bold_status}
+    marked = [markups.get(kind, str) for kind in table.head.values()]
+    rows = [[mark(cell) for mark, cell in zip(marked, row, strict=True)] for row in table.rows]
+    return md.table(list(table.head), rows)
 
 
 def bold_status(words: str) -> str:
