@@ -14,7 +14,7 @@ import pytest
 from tiny_study import comparables, tiny_study
 from typer.testing import CliRunner
 
-from whitenorm.lab import cli
+from whitenorm.lab.cli import app, terminal
 from whitenorm.lab.records.record import RecordFile
 from whitenorm.lab.studies import catalogue as studies
 
@@ -24,12 +24,12 @@ COMMANDS = ["demo", "studies", "run", "report", "train", "data", "bench", "pages
 
 @pytest.fixture(autouse=True)
 def _wide_lines(monkeypatch):
-    for console in (cli.console, cli.errors):
+    for console in (terminal.console, terminal.errors):
         monkeypatch.setattr(console, "_width", 200)
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
 
 
 def plain(text):

@@ -9,8 +9,7 @@ from tiny_study import BASE
 
 from whitenorm.lab.data.for_run import load
 from whitenorm.lab.training.checkpoints import Checkpoint, CheckpointError
-from whitenorm.lab.training.train import train
-from whitenorm.lab.training.trainer import Trainer
+from whitenorm.lab.training.trainer import Trainer, train
 
 CPU = torch.device("cpu")
 DBN = BASE.changed({"method": {"name": "dbn", "group_size": 8}})

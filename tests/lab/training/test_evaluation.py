@@ -7,8 +7,7 @@ from tiny_study import BASE
 from whitenorm.lab.data.datasets import synthetic_dataset
 from whitenorm.lab.data.for_run import load, synthesise
 from whitenorm.lab.records.run import Run
-from whitenorm.lab.training.train import train
-from whitenorm.lab.training.trainer import Trainer
+from whitenorm.lab.training.trainer import Trainer, train
 
 DBN = BASE.changed({"method": {"name": "dbn", "group_size": 8}})
 

@@ -4,7 +4,7 @@ import torch
 from tiny_study import BASE, without_times
 
 from whitenorm.lab.data.for_run import load
-from whitenorm.lab.training.train import train
+from whitenorm.lab.training.trainer import train
 
 DBN = BASE.changed({"method": {"name": "dbn", "group_size": 8}})
 

@@ -17,11 +17,10 @@ from whitenorm.lab.data.for_run import load
 from whitenorm.lab.execution.jobs import checkpoint_path
 from whitenorm.lab.records.record import RecordFile
 from whitenorm.lab.records.run import Run
-from whitenorm.lab.training.batches import TensorBatches
+from whitenorm.lab.training.batches import Batches
 from whitenorm.lab.training.checkpoints import Checkpoint
 from whitenorm.lab.training.replicas import Replicas
-from whitenorm.lab.training.train import train
-from whitenorm.lab.training.trainer import Trainer
+from whitenorm.lab.training.trainer import Trainer, train
 
 CPU = torch.device("cpu")
 DBN = BASE.changed(
@@ -81,8 +80,8 @@ def test_parts_of_a_share_add_up_to_it():
 def test_shares_are_a_partition_of_each_batch_and_of_the_test_set():
     data = synthetic_dataset("digits", n=70)
     run = BASE.changed({"batch_size": 10})
-    alone = TensorBatches(data, run, CPU)
-    shares = [TensorBatches(data, run, CPU, Replicas(rank, 3)) for rank in range(3)]
+    alone = Batches(data, run, CPU)
+    shares = [Batches(data, run, CPU, Replicas(rank, 3)) for rank in range(3)]
     for (x, y), *parts in zip(alone.epoch(2), *(s.epoch(2) for s in shares), strict=True):
         assert [len(part) for part, _ in parts] == [4, 3, 3]
         assert torch.equal(torch.cat([part for part, _ in parts]), x)
@@ -100,7 +99,7 @@ def test_what_replicas_can_not_do_is_refused():
     with pytest.raises(ValueError, match="synchronized=True needs several replicas"):
         Trainer(BASE.changed({"synchronized": True}), load(BASE), CPU)
     with pytest.raises(ValueError, match="batch_size=2 leaves nothing to some of 3 replicas"):
-        TensorBatches(load(BASE), BASE.changed({"batch_size": 2}), CPU, Replicas(0, 3))
+        Batches(load(BASE), BASE.changed({"batch_size": 2}), CPU, Replicas(0, 3))
     natural = BASE.changed({"method": {"name": "nnn"}, "replicas": 2})
     with pytest.raises(
         ValueError, match=r"method 'nnn' changes weights by what it sees of a batch"

@@ -1,18 +1,12 @@
 r"""The ``whitenorm`` command: a module for each group of commands."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import typer
 
 from whitenorm.lab.cli.bench import bench
 from whitenorm.lab.cli.data import data_command
 from whitenorm.lab.cli.studies import demo, pages, report, run, studies
-from whitenorm.lab.cli.terminal import console, errors, reported
+from whitenorm.lab.cli.terminal import reported
 from whitenorm.lab.cli.train import train
-
-__all__ = ["app", "console", "errors"]
 
 app = typer.Typer(
     name="whitenorm",
@@ -27,15 +21,5 @@ Start with `whitenorm demo`, see `whitenorm studies`, then for example `whitenor
 Data is looked for below `--data DIR`, or $WHITENORM_DATA; see `whitenorm data`.
 """,
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo,
-    "studies": studies,
-    "run": run,
-    "report": report,
-    "train": train,
-    "data": data_command,
-    "bench": bench,
-    "pages": pages,
-}
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(reported()(_command))
+for _command in (demo, studies, run, report, train, data_command, bench, pages):
+    app.command(_command.__name__.removesuffix("_command"))(reported()(_command))

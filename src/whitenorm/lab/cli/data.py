@@ -1,36 +1,25 @@
 r"""The command for data sets: which are there, and fetching those that may be."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 from rich.text import Text
+from typer import Option
 
 from whitenorm.lab.cli.terminal import Data, console
 from whitenorm.lab.data.sources import fetch, status
 
-__all__ = ["data_command"]
-
 
 def data_command(
     fetched: Annotated[
-        list[str] | None,
-        typer.Option("--fetch", metavar="NAME", help="Fetch this one; may be given repeatedly."),
+        list[str] | None, Option("--fetch", metavar="NAME", help="Fetch this one; repeatable.")
     ] = None,
     data: Data = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare checksums too, which reads every file.")
-    ] = False,
+    check: Annotated[bool, Option("--check", help="Compare checksums too.")] = False,
 ) -> None:
     """Say which data sets are there and where each is looked for; fetch those that may be.
 
-    Examples:
-
-    - `whitenorm data --data ~/whitenorm-data`
-
-    - `whitenorm data --fetch mnist --fetch cifar10 --data ~/whitenorm-data`
+    Example: `whitenorm data --fetch mnist --fetch cifar10 --data ~/whitenorm-data`
     """
     for name in fetched or []:
         paths = fetch(name, data, progressbar=console.is_terminal)
@@ -41,7 +30,7 @@ def data_command(
         console.print(f"[bold]{row.name:18}[/][{style}]{row.state:11}[/]{escape(row.title)}")
         lines = [f"looked for at {row.path}" if row.path else f"comes {row.where}"]
         if not there:
-            lines += [] if row.state == "missing" else list(row.missing)
+            lines += [] if row.state == "missing" else row.missing
             lines.append(f"comes from {row.where}")
             if row.may_fetch:
                 lines.append(f"whitenorm data --fetch {row.name}")

@@ -1,16 +1,14 @@
 r"""Where commands write, the options that several have, and how they end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Exit, Option
 
 from whitenorm.lab.bench import BenchError
 from whitenorm.lab.data.sources import DataError
@@ -18,39 +16,19 @@ from whitenorm.lab.execution.executors import ExecutorError
 from whitenorm.lab.records.record import RecordError
 from whitenorm.lab.training.checkpoints import CheckpointError
 
-__all__ = [
-    "CheckpointEvery",
-    "Data",
-    "Device",
-    "Jobs",
-    "Out",
-    "Stopped",
-    "console",
-    "errors",
-    "find_device",
-    "reported",
-]
-
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
+REPORTED = (BenchError, DataError, RecordError, CheckpointError, ExecutorError, ValueError)
 
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder.")]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="Data folder; $WHITENORM_DATA by default."),
-]
-Device = Annotated[
-    str, typer.Option("--device", help="`cpu`, `cuda`, `cuda:1`; `auto` is a GPU if there is one.")
-]
+Out = Annotated[Path, Option("--out", "-o", metavar="DIR", help="Output folder.")]
+Data = Annotated[Path | None, Option(metavar="DIR", help="Data folder, or $WHITENORM_DATA.")]
+Device = Annotated[str, Option(help="`cpu`, `cuda`, `cuda:1`; `auto` is a GPU if there is one.")]
 Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", min=1, help="Runs at a time; one a core, or 1 on a GPU."),
+    int | None, Option("--jobs", "-j", min=1, help="Runs at a time; one a core, or 1 on a GPU.")
 ]
-CheckpointEvery = Annotated[
-    float, typer.Option("--checkpoint-every", min=0, help="Seconds between checkpoints.")
-]
+CheckpointEvery = Annotated[float, Option(min=0, help="Seconds between checkpoints.")]
 
 
 class Stopped(Exception):
@@ -64,17 +42,10 @@ def reported() -> Iterator[None]:
         yield
     except Stopped as stopped:
         console.print(f"\nStopped: {escape(str(stopped))}.", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except (
-        BenchError,
-        DataError,
-        RecordError,
-        CheckpointError,
-        ExecutorError,
-        ValueError,
-    ) as error:
+        raise Exit(INTERRUPTED) from None
+    except REPORTED as error:
         errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise Exit(1) from None
 
 
 def find_device(name: str) -> str:

@@ -1,7 +1,5 @@
 r"""What a terminal shows while runs are executed: a bar, and a line for each finished run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +9,11 @@ from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.progress import Progress as Bar
 
 from whitenorm.lab.execution.jobs import Failure
 from whitenorm.lab.execution.runner import Observer, trace_path
@@ -23,9 +21,7 @@ from whitenorm.lab.records.record import Record
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.studies.study import Scale
 from whitenorm.lab.studies.wording import metric_name, number, point_text
-from whitenorm.lab.training.outcome import Progress
-
-__all__ = ["StudyDisplay", "TrainDisplay"]
+from whitenorm.lab.training.trainer import Trainer
 
 
 class StudyDisplay(Observer):
@@ -44,9 +40,8 @@ class StudyDisplay(Observer):
             return
         words = {"grid": "grid search", "seeds": "seeds of what was chosen"}[name]
         if finished:
-            self.console.print(
-                f"[dim]{words}: {finished} of {len(runs)} runs are recorded already"
-            )
+            count = f"{finished} of {len(runs)}"
+            self.console.print(f"[dim]{words}: {count} runs are recorded already")
         self.bar.reset(self.task, description=words, total=len(runs), completed=finished)
 
     def record(self, record: Record) -> None:
@@ -76,42 +71,32 @@ class TrainDisplay:
         self.bar = _bar(console, TextColumn("{task.fields[rate]}"))
         name = f"{run.model['name']}, {run.method['name']}, {run.dataset['name']}"
         self.task = self.bar.add_task(name, total=None, rate="")
-        self._begun: tuple[float, int] | None = None  # time and examples at the first call
+        self._begun: tuple[float, int] | None = None  # time and iteration at the first call
         self._shown = (0.0, 0.0)  # iteration of the last point shown, and when it was shown
 
-    def watch(self, progress: Progress) -> None:
+    def watch(self, trainer: Trainer) -> None:
         """After each iteration: moves the bar and shows a new point of the curve."""
-        now = time.monotonic()
-        if self._begun is None:
-            self._begun = now, progress.examples
-        seconds, examples = now - self._begun[0], progress.examples - self._begun[1]
-        rate = f"{examples / seconds:,.0f}/s" if examples and seconds else ""
-        self.bar.update(self.task, completed=progress.iteration, total=progress.total, rate=rate)
-        point, (shown, last) = progress.point, self._shown
+        now, iteration = time.monotonic(), trainer.iteration
+        begun, first = self._begun = self._begun or (now, iteration)
+        examples = (iteration - first) * trainer.batches.batch_size
+        rate = f"{examples / (now - begun):,.0f}/s" if examples and now > begun else ""
+        self.bar.update(self.task, completed=iteration, total=trainer.total, rate=rate)
+        point, (shown, last) = trainer.last_point(), self._shown
         reached = point.get("iteration") or 0.0
         # A full batch may have a point an iteration; one a second is enough to read.
-        if reached > shown and (now - last > 1 or progress.iteration == progress.total):
+        if reached > shown and (now - last > 1 or iteration == trainer.total):
             self._shown = reached, now
             values = _values(point, ("train_loss", "train_error", "test_error"))
-            self.console.print(
-                f"epoch {point['epoch']:g}  {values}  [dim]{rate}[/]", soft_wrap=True
-            )
+            line = f"epoch {point['epoch']:g}  {values}  [dim]{rate}[/]"
+            self.console.print(line, soft_wrap=True)
 
 
-def _bar(console: Console, *more: TextColumn) -> Bar:
+def _bar(console: Console, *more: TextColumn) -> Progress:
     """A bar with times, to be used as a context manager; nothing where there is no terminal."""
-    return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        *more,
-        TimeElapsedColumn(),
-        TextColumn("[dim]left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    times = (TimeElapsedColumn(), TextColumn("[dim]left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *more, *times)
+    shown = console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=not shown)
 
 
 def _values(point: Mapping[str, float | None], metrics: Iterable[str]) -> str:

@@ -1,7 +1,5 @@
 r"""A trial of a study: every network of it is built and makes one iteration on made-up data."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,19 +15,17 @@ from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.records.run import Run, canonical_json
 from whitenorm.lab.studies.study import Scale
 from whitenorm.lab.training.optim import learning_rate, make_optimiser
-from whitenorm.lab.training.outcome import Outcome
-
-__all__ = ["Trial", "dry_run"]
+from whitenorm.lab.training.trainer import Outcome
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one iteration of one network came to."""
+    """What one iteration of one network came to; None for what its task doesn't have."""
 
     panel: str
     label: str
     run: Run
-    parameters: int | None
+    parameters: float | None
     loss: float | None
     seconds: float
 
@@ -37,34 +33,24 @@ class Trial:
 def dry_run(scale: Scale, device: str = "cpu") -> Iterator[Trial]:
     """Makes one iteration with every network of a scale, evaluates it and takes its probes.
 
-    Each curve is tried at the first point of its grid; methods, optimisers and schedules of the
+    Each curve is tried at the first point of its grid; methods, optimizers and schedules of the
     other points are made, but not used.
     """
     seen: set[str] = set()
     for panel, curve in scale.curves():
         for point in curve.points():
-            _check_settings(curve.grid_run(point, scale.selection))
+            run = curve.grid_run(point, scale.selection)
+            make_method(**run.method)
+            make_optimiser(run.optimiser, [nn.Parameter(torch.zeros(1))])
+            learning_rate(run.schedule, run.optimiser["lr"], 0, 1)
         run = curve.seed_run(curve.points()[0], 0)
         network = canonical_json([run.task, run.dataset, run.model, run.method, run.probes])
         if network not in seen:
             seen.add(network)
             begun = time.perf_counter()
-            outcome = _try(run, device)
-            parameters = outcome.final.get("parameters")
-            yield Trial(
-                panel.name,
-                curve.label,
-                run,
-                None if parameters is None else int(parameters),
-                outcome.final.get("train_loss"),
-                time.perf_counter() - begun,
-            )
-
-
-def _check_settings(run: Run) -> None:
-    make_method(**run.method)
-    make_optimiser(run.optimiser, [nn.Parameter(torch.zeros(1))])
-    learning_rate(run.schedule, run.optimiser["lr"], 0, 1)
+            final = _try(run, device).final
+            results = final.get("parameters"), final.get("train_loss")
+            yield Trial(panel.name, curve.label, run, *results, time.perf_counter() - begun)
 
 
 def _try(run: Run, device: str) -> Outcome:

@@ -1,7 +1,5 @@
 r"""Where runs are executed: this process, local processes, or a Ray cluster; all by joblib."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -11,8 +9,6 @@ import joblib
 
 from whitenorm.lab.lookup import look_up
 
-__all__ = ["EXECUTORS", "ExecutorError", "execute_all"]
-
 
 class ExecutorError(Exception):
     """An executor can't be used; the message says why, and what to install or start."""
@@ -21,13 +17,9 @@ class ExecutorError(Exception):
 def execute_all(
     executor: str, work: Callable[[Any], Any], jobs: Iterable[Any], workers: int
 ) -> Iterator[Any]:
-    """Yields ``work(job)`` for each job as it is done, in any order.
+    """Yields ``work(job)`` for each job as it is done, in any order; ``workers`` at a time.
 
-    Args:
-        executor: Key in ``EXECUTORS``.
-        work: A function of a module, for other processes have to import it.
-        jobs: Its arguments.
-        workers: How many run at a time.
+    Other processes have to import ``work``, so it is a function of a module.
     """
     try:
         backend = look_up(EXECUTORS, "executor", executor)
@@ -47,14 +39,10 @@ def _ray(workers: int) -> Iterator[None]:
         import ray
         from ray.util.joblib.ray_backend import RayBackend
     except ImportError as error:
-        raise ExecutorError(
-            "the executor 'ray' needs Ray: pip install 'whitenorm[ray]'"
-        ) from error
-
+        raise ExecutorError("executor 'ray' needs Ray: pip install 'whitenorm[ray]'") from error
     if workers < 2:
         # joblib would quietly run a single worker's jobs in this process.
         raise ExecutorError(f"the executor 'ray' needs 2 workers or more (--jobs), got {workers}")
-
     # RayBackend inherits False from joblib's backend for multiprocessing. But Ray's pool calls
     # back for each result, and a generator needs no more.
     backend = type("RayBackend", (RayBackend,), {"supports_return_generator": True})
@@ -63,11 +51,8 @@ def _ray(workers: int) -> Iterator[None]:
     if started:
         # RAY_ADDRESS names a running cluster; without it one is started here, and ended below.
         local = {"num_cpus": workers, "include_dashboard": False}
-        ray.init(
-            log_to_driver=False,
-            logging_level="error",
-            **({} if "RAY_ADDRESS" in os.environ else local),
-        )
+        options = {} if "RAY_ADDRESS" in os.environ else local
+        ray.init(log_to_driver=False, logging_level="error", **options)
     try:
         with joblib.parallel_config(backend="whitenorm-ray"):
             yield

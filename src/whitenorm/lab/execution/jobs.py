@@ -1,7 +1,5 @@
 r"""One run from its settings to its record, in whichever process it is executed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -23,10 +21,7 @@ from whitenorm.lab.records.record import Record
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.training.axis_swapping import illustrate, measure_swapping
 from whitenorm.lab.training.checkpoints import Checkpoint
-from whitenorm.lab.training.outcome import Outcome
-from whitenorm.lab.training.train import train
-
-__all__ = ["TASKS", "Failure", "Job", "attempt", "checkpoint_path", "execute"]
+from whitenorm.lab.training.trainer import Outcome, train
 
 TASKS: dict[str, Callable[..., Outcome]] = {
     "train": train,
@@ -65,39 +60,22 @@ def checkpoint_path(out: Path, run: Run) -> Path:
 
 
 def execute(job: Job, **options: Any) -> Record:
-    """Runs a run to its end, from its checkpoint if there is one.
-
-    Args:
-        job: What and how.
-        options: Of :func:`whitenorm.lab.training.train.train`, in place of those that the job
-            implies.
-    """
-    run = job.run
-    task = look_up(TASKS, "task", run.task)
+    """Runs a run to its end, from its checkpoint if there is one; ``options`` are the task's."""
+    task = look_up(TASKS, "task", job.run.task)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     # A cluster's other machines may not have the folder; then a run has no checkpoint.
-    if job.out is not None and Path(job.out).is_dir():
-        checkpoint = Checkpoint(checkpoint_path(job.out, run), job.checkpoint_every)
-        options = {"checkpoint": checkpoint, **options}
+    if job.out is not None and job.out.is_dir():
+        path = checkpoint_path(job.out, job.run)
+        options = {"checkpoint": Checkpoint(path, job.checkpoint_every), **options}
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
-        outcome = task(run, load(run, job.data), device=job.device, **options)
+        outcome = task(job.run, load(job.run, job.data), device=job.device, **options)
         machine = environment(job.device)
     finally:
         torch.set_num_threads(threads)
     return Record(
-        run=run,
-        study=job.study,
-        scale=job.scale,
-        status=outcome.status,
-        final=outcome.final,
-        history=outcome.history,
-        probes=outcome.probes,
-        arrays=outcome.arrays,
-        reason=outcome.reason,
-        environment=machine,
-        started=started,
+        job.run, job.study, job.scale, **vars(outcome), environment=machine, started=started
     )
 
 

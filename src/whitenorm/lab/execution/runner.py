@@ -4,11 +4,10 @@ Workers return records, and only this process writes them. So a cluster's machin
 disk, and a worker that dies can't damage the file of records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from whitenorm.lab.data.for_run import missing
 from whitenorm.lab.data.sources import DataError
@@ -16,10 +15,8 @@ from whitenorm.lab.execution.executors import execute_all
 from whitenorm.lab.execution.jobs import Failure, Job, attempt, checkpoint_path
 from whitenorm.lab.records.record import Record, RecordFile
 from whitenorm.lab.records.run import Run
-from whitenorm.lab.studies.study import Scale, Study
+from whitenorm.lab.studies.study import Study
 from whitenorm.lab.training.checkpoints import Checkpoint
-
-__all__ = ["Observer", "StudyRun", "run_study", "trace_path"]
 
 
 @dataclass(frozen=True)
@@ -58,10 +55,8 @@ def run_study(
     executor: str = "in-process",
     workers: int = 1,
     data: Path | None = None,
-    device: str = "cpu",
-    threads: int = 1,
-    checkpoint_every: float = 60.0,
     observer: Observer | None = None,
+    **options: Any,
 ) -> StudyRun:
     """Runs what isn't recorded yet of a study.
 
@@ -69,35 +64,42 @@ def run_study(
     that is an error.
 
     Args:
-        study: Row of the table of studies.
-        scale: "small" or "paper".
+        study: What to run.
+        scale: One of its scales, such as "small" or "paper".
         out: Output folder.
         seeds: How many to draw; the scale's number by default.
         executor: Key in ``EXECUTORS``.
         workers: Runs at a time.
         data: Data folder; $WHITENORM_DATA by default.
-        device: Where to train.
-        threads: Of torch, in each run.
-        checkpoint_every: Seconds between a run's checkpoints.
         observer: Is told of every phase, record and failure.
+        options: ``device``, ``threads`` and ``checkpoint_every`` of each
+            :class:`~whitenorm.lab.execution.jobs.Job`.
     """
     observer = observer or Observer()
-    plan, left_out = _available(study, study.scale(scale), data)
+    plan = study.scale(scale)
+    left_out = missing(plan.datasets(), data)
+    panels = tuple(
+        panel
+        for panel in plan.panels
+        if not any(curve.run.dataset["name"] in left_out for curve in panel.curves)
+    )
+    if not panels:
+        raise DataError(f"no data for {study.name}: " + "; ".join(left_out.values()))
+    plan = replace(plan, panels=panels)
     failures: list[Failure] = []
     with RecordFile.of(out, study.name, scale) as file:
         records = file.read()
 
         def do(phase: str, runs: list[Run]) -> None:
-            jobs = [
-                Job(run, study.name, scale, out, data, device, threads, checkpoint_every)
-                for run in runs
-                if run.id not in records
-            ]
+            todo = [run for run in runs if run.id not in records]
+            jobs = [Job(run, study.name, scale, out, data, **options) for run in todo]
             observer.phase(phase, runs, len(runs) - len(jobs))
             for done in execute_all(executor, attempt, jobs, workers) if jobs else ():
                 if isinstance(done, Failure):
                     failures.append(done)
-                    _write_trace(out, done)
+                    path = trace_path(out, done.run)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(f"{done.run.settings()}\n\n{done.trace}", encoding="utf-8")
                     observer.failure(done)
                 else:
                     file.append(done)
@@ -109,21 +111,3 @@ def run_study(
         if not failures:  # a grid chooses only when all of its runs are recorded
             do("seeds", plan.seed_runs(records, seeds or plan.seeds))
     return StudyRun(records, failures, left_out)
-
-
-def _write_trace(out: Path, failure: Failure) -> None:
-    path = trace_path(out, failure.run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{failure.run.settings()}\n\n{failure.trace}", encoding="utf-8")
-
-
-def _available(study: Study, plan: Scale, data: Path | None) -> tuple[Scale, dict[str, str]]:
-    left_out = missing(plan.datasets(), data)
-    panels = tuple(
-        panel
-        for panel in plan.panels
-        if not any(curve.run.dataset["name"] in left_out for curve in panel.curves)
-    )
-    if not panels:
-        raise DataError(f"no data for {study.name}: " + "; ".join(left_out.values()))
-    return replace(plan, panels=panels), left_out

@@ -1,7 +1,5 @@
 r"""Stochastic axis swapping (figure 2): the illustration, and its measure in a real layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -13,9 +11,7 @@ from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.randomness import generator
 from whitenorm.lab.records.run import Run
-from whitenorm.lab.training.outcome import Outcome
-
-__all__ = ["illustrate", "measure_swapping"]
+from whitenorm.lab.training.trainer import Outcome
 
 
 def illustrate(run: Run, dataset: None = None, **_: Any) -> Outcome:
@@ -58,17 +54,13 @@ def measure_swapping(run: Run, dataset: Dataset, **_: Any) -> Outcome:
         input_shape=dataset.input_shape,
         generator=generator(run.seed, "initialisation"),
     )
-    first_layer = model.get_submodule("hidden.0.linear")
     with torch.no_grad():
-        activations = first_layer(dataset.train_x.flatten(1))
+        activations = model.get_submodule("hidden.0.linear")(dataset.train_x.flatten(1))
     random = generator(run.seed, "batches")
     largest = run.batch_size or len(activations)
-    sizes, size = [], activations.shape[1]
+    history: dict[str, list[float | None]] = {"batch_size": [], "swapped": [], "drift": []}
+    size = activations.shape[1]
     while size <= largest:
-        sizes.append(size)
-        size *= 2
-    history: dict[str, list[float | None]] = {"batch_size": list(sizes)}
-    for size in sizes:
         pairs = []
         for _pair in range(run.iterations or 1):
             order = torch.randperm(len(activations), generator=random)[: 2 * size]
@@ -77,9 +69,10 @@ def measure_swapping(run: Run, dataset: Dataset, **_: Any) -> Outcome:
                 for part in order.chunk(2)
             )
             pairs.append(whitening_axis_swapping(first, second, covariance(activations)))
+        history["batch_size"].append(size)
         for name in ("swapped", "drift"):
-            mean = sum(getattr(pair, name) for pair in pairs) / len(pairs)
-            history.setdefault(name, []).append(mean)
+            history[name].append(sum(getattr(pair, name) for pair in pairs) / len(pairs))
+        size *= 2
     final = {name: history[name][-1] for name in ("swapped", "drift")}
     return Outcome("finished", final, history)
 

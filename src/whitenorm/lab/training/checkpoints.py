@@ -1,7 +1,5 @@
 r"""Checkpoints of a training, replaced atomically: the old one is valid until the new is whole."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -14,8 +12,6 @@ from typing import Any
 import torch
 
 from whitenorm.lab.records.run import Run
-
-__all__ = ["Checkpoint", "CheckpointError"]
 
 FORMAT = 2
 
@@ -41,7 +37,7 @@ class Checkpoint:
         """Writes the state of a run in place of the last one."""
         buffer = io.BytesIO()
         torch.save({"format": FORMAT, "run": run.settings(), **state}, buffer)
-        path = Path(self.path)
+        path = self.path
         temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,37 +57,33 @@ class Checkpoint:
 
     def load(self, run: Run, device: torch.device) -> dict[str, Any] | None:
         """The last state of this very run; None if nothing was written yet."""
-        path = Path(self.path)
+        path = self.path
         if not path.exists():
             return None
         try:
-            state = torch.load(path, map_location=device, weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
             if state["format"] != FORMAT:
                 raise ValueError(f"format {state['format']}, this version reads {FORMAT}")
-            other = state["run"]
+            there, here = state["run"], run.settings()
         except Exception as error:  # torch.load fails in many ways on a broken file
             raise CheckpointError(
                 f"{path} isn't a whole checkpoint of this version ({error}); remove it to start "
                 "anew"
             ) from error
-        if other != run.settings():
+        if differences := [
+            f"its {key} is {there.get(key, 'the default')}, not {here.get(key, 'the default')}"
+            for key in {**there, **here}
+            if there.get(key) != here.get(key)
+        ]:
             raise CheckpointError(
-                f"{path} is of another run: {_differences(other, run.settings())}. Give the same "
-                "settings, another --out, or remove the file to start anew."
+                f"{path} is of another run: {'; '.join(differences)}. Give the same settings, "
+                "another --out, or remove the file to start anew."
             )
-        return dict(state)
+        return state
 
     def remove(self) -> None:
         """Deletes the file, once the run's record is safe, and what killed writers left of it."""
-        path = Path(self.path)
+        path = self.path
         path.unlink(missing_ok=True)
         for part in path.parent.glob(f".{path.name}.*.part"):
             part.unlink(missing_ok=True)
-
-
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
-    return "; ".join(
-        f"its {key} is {there.get(key, 'the default')}, not {here.get(key, 'the default')}"
-        for key in keys
-    )

@@ -1,10 +1,6 @@
 r"""The precision and memory layout that a run computes in, and its losses on the test set."""
 
-from __future__ import annotations
-
-import contextlib
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +9,6 @@ from torch.nn import functional as F
 from whitenorm.lab.lookup import look_up
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.training.replicas import Replicas
-
-__all__ = ["Arithmetic", "evaluate"]
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 
@@ -25,26 +19,22 @@ class Arithmetic:
     def __init__(self, run: Run, device: torch.device) -> None:
         self.device = device
         self.dtype = look_up(PRECISIONS, "precision", run.precision)
-        self._bf16 = run.precision == "bf16"
-        self._channels_last = run.channels_last
+        self.bf16 = run.precision == "bf16"
+        self.layout = torch.channels_last if run.channels_last else torch.preserve_format
 
     def place(self, model: nn.Module) -> nn.Module:
         """Moves a model there."""
-        model = model.to(self.device, self.dtype)
-        if self._channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(self.device, self.dtype)
+        model.to(memory_format=self.layout)  # type: ignore[call-overload]
         return model
 
     def prepare(self, x: Tensor) -> Tensor:
         """A batch, ready for the model."""
-        x = x.to(self.dtype)
-        return x.contiguous(memory_format=torch.channels_last) if self._channels_last else x
+        return x.to(self.dtype, memory_format=self.layout)
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> torch.autocast:
         """For the forward pass."""
-        if self._bf16:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
 
 @torch.no_grad()
@@ -69,11 +59,11 @@ def evaluate(
         wrong = [(~best[:, 0]).sum(), (~best.any(1)).sum()]
         sums += torch.tensor([float(loss), *map(int, wrong), len(y)], dtype=torch.float64)
     model.train()
-    total, wrong1, wrong5, examples = replicas.add(sums.to(arithmetic.device)).tolist()
+    loss_sum, wrong1, wrong5, examples = replicas.add(sums.to(arithmetic.device)).tolist()
     if examples == 0:
         return {}
     return {
-        "test_loss": total / examples,
+        "test_loss": loss_sum / examples,
         "test_error": 100 * wrong1 / examples,
         "test_top5_error": 100 * wrong5 / examples,
     }

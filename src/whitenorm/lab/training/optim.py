@@ -3,8 +3,6 @@ r"""Optimizers and learning-rate schedules, each a row of a table: a function an
 A schedule is a function of the position alone, so a resumed run needs no state of it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,29 +12,19 @@ from torch import nn
 
 from whitenorm.lab.lookup import check_options, look_up
 
-__all__ = ["OPTIMISERS", "SCHEDULES", "learning_rate", "make_optimiser"]
-
 _Row = tuple[Callable[..., Any], dict[str, Any]]
-_TO_BE_GIVEN = None  # in place of a default
+NEEDED = None  # in place of a default: the option has to be given
 
 OPTIMISERS: dict[str, _Row] = {
     "sgd": (
         torch.optim.SGD,
-        {"lr": _TO_BE_GIVEN, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
+        {"lr": NEEDED, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
     ),
     "adam": (
         torch.optim.Adam,
-        {"lr": _TO_BE_GIVEN, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        {"lr": NEEDED, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
     ),
 }
-
-
-def _constant(iteration: int, epoch: float) -> float:
-    return 1.0
-
-
-def _halve(iteration: int, epoch: float, interval: int) -> float:
-    return float(0.5 ** (iteration // interval))
 
 
 def _steps(iteration: int, epoch: float, at: Sequence[float], factor: float) -> float:
@@ -44,9 +32,12 @@ def _steps(iteration: int, epoch: float, at: Sequence[float], factor: float) -> 
 
 
 SCHEDULES: dict[str, _Row] = {
-    "constant": (_constant, {}),
-    "halve": (_halve, {"interval": _TO_BE_GIVEN}),  # every `interval` iterations
-    "steps": (_steps, {"at": _TO_BE_GIVEN, "factor": 0.1}),  # times `factor` at the epochs `at`
+    "constant": (lambda iteration, epoch: 1.0, {}),
+    "halve": (
+        lambda iteration, epoch, interval: 0.5 ** (iteration // interval),
+        {"interval": NEEDED},
+    ),
+    "steps": (_steps, {"at": NEEDED, "factor": 0.1}),  # times `factor` at the epochs `at`
 }
 
 
@@ -81,7 +72,7 @@ def _row(table: Mapping[str, _Row], kind: str, settings: Mapping[str, Any]) -> _
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k != "name"}
     check_options(kind, settings["name"], given, defaults)
     options = {**defaults, **given}
-    if missing := [key for key, value in options.items() if value is _TO_BE_GIVEN]:
+    if missing := [key for key, value in options.items() if value is NEEDED]:
         raise ValueError(
             f"{kind} {settings['name']!r} needs {', '.join(missing)}: give {kind}.{missing[0]}, "
             f"e.g. with --set {kind}.{missing[0]}=VALUE"

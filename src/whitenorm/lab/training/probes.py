@@ -3,8 +3,6 @@ r"""What a run measures on the way, a row of ``PROBES`` each: diagnostics of the
 A probe sees the model in train mode, as the optimizer does, and leaves it as it was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +18,6 @@ from whitenorm.lab.data.datasets import Dataset
 from whitenorm.lab.lookup import look_up
 from whitenorm.lab.randomness import generator
 
-__all__ = ["PROBES", "take"]
-
 
 def take(name: str, model: nn.Module, dataset: Any, **options: Any) -> dict[str, float]:
     """The values of a probe of a model, by column."""
@@ -32,11 +28,10 @@ def take(name: str, model: nn.Module, dataset: Any, **options: Any) -> dict[str,
 
 
 def _sample(model: nn.Module, dataset: Dataset, samples: int) -> Tensor:
-    n = len(dataset.train_x)
+    x = dataset.train_x
     # Files may be sorted by class, so the first examples would not do.
-    chosen = torch.randperm(n, generator=generator(0, "probe"))[:samples]
-    parameter = next(model.parameters())
-    return dataset.train_x[chosen.to(dataset.train_x.device)].to(parameter)
+    chosen = torch.randperm(len(x), generator=generator(0, "probe"))[:samples]
+    return x[chosen.to(x.device)].to(next(model.parameters()))
 
 
 def _fisher(model: nn.Module, dataset: Dataset, samples: int = 2000) -> dict[str, float]:

@@ -4,8 +4,6 @@ Plain torch.distributed. A training needs sums, broadcasts and gathering of it; 
 numbers are shared out by this code, so that a training can be resumed exactly.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Replicas", "joined", "number_of_replicas", "replicas_on_this_machine"]
-
 
 @dataclass(frozen=True)
 class Replicas:
     """The processes that train one model together, and which of them this is.
 
-    Every method is to be called by all of them, in the same order. With one replica each does
-    nothing.
+    All of them call each method, in the same order. With one replica there is nothing to do.
     """
 
     rank: int = 0  # of this process
@@ -36,9 +31,10 @@ class Replicas:
         """Whether this is the one that writes records, checkpoints and to the terminal."""
         return self.rank == 0
 
-    def share(self, examples: Tensor) -> Tensor:
-        """This replica's part, a contiguous one."""
-        return examples.tensor_split(self.count)[self.rank]
+    @property
+    def stream(self) -> tuple[int, ...]:
+        """What distinguishes this replica's random numbers from those of the main one."""
+        return (self.rank,) if self.rank else ()
 
     def add(self, tensor: Tensor) -> Tensor:
         """The sum over all replicas, in place."""
@@ -48,33 +44,30 @@ class Replicas:
 
     def told(self, value: Any) -> Any:
         """What the main replica has, whatever the others give."""
-        if self.count == 1:
-            return value
         values = [value]
-        dist.broadcast_object_list(values)
+        if self.count > 1:
+            dist.broadcast_object_list(values)
         return values[0]
 
     def gathered(self, value: Any) -> list[Any]:
         """What each has, by rank."""
-        if self.count == 1:
-            return [value]
-        values: list[Any] = [None] * self.count
-        dist.all_gather_object(values, value)
+        values = [value] * self.count
+        if self.count > 1:
+            dist.all_gather_object(values, value)
         return values
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         """The model as it is to be called in training: gradients are averaged over replicas.
 
         Running statistics are those of the main replica, as where several GPUs of one process
-        share a model; each replica normalises with its own batch unless its layers are
+        share a model; each replica normalizes with its own batch unless its layers are
         synchronized.
         """
         if self.count == 1:
             return model
         device = next(model.parameters()).device
-        return DistributedDataParallel(
-            model, device_ids=[device.index] if device.type == "cuda" else None
-        )
+        ids = [device.index] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids)
 
     def share_buffers(self, model: nn.Module) -> None:
         """Gives all replicas the main one's running statistics."""
@@ -83,14 +76,12 @@ class Replicas:
                 dist.broadcast(buffer, 0)
 
 
+ALONE = Replicas()
+
+
 def number_of_replicas() -> int:
     """How many torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def replicas_on_this_machine() -> int:
-    """How many of them share this machine's cores."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 @contextmanager
@@ -98,7 +89,7 @@ def joined(device: str) -> Iterator[tuple[Replicas, str]]:
     """Joins the replicas that torchrun started; gives them, and the device of this one."""
     count = number_of_replicas()
     if count == 1:
-        yield Replicas(), device
+        yield ALONE, device
         return
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     if torch.device(device).type == "cuda":

@@ -1,11 +1,10 @@
-r"""The training loop: its state, one iteration after the other, and the curve they make."""
-
-from __future__ import annotations
+r"""One training: deterministic given its seed, and resumable from a checkpoint."""
 
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,35 +21,102 @@ from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.randomness import derive, generator
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.training import probes
-from whitenorm.lab.training.batches import make_batches
+from whitenorm.lab.training.batches import Batches
+from whitenorm.lab.training.checkpoints import Checkpoint
 from whitenorm.lab.training.evaluation import Arithmetic, evaluate
 from whitenorm.lab.training.optim import learning_rate, make_optimiser
-from whitenorm.lab.training.outcome import Outcome, Point
-from whitenorm.lab.training.replicas import Replicas
+from whitenorm.lab.training.replicas import ALONE, Replicas
 
-__all__ = ["Trainer"]
+Columns = Mapping[str, list[float | None]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves: the fields of a record that aren't known beforehand."""
+
+    status: str
+    final: Mapping[str, float | None]
+    history: Columns = field(default_factory=dict)
+    probes: Mapping[str, Columns] = field(default_factory=dict)
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+
+
+class Interrupted(Exception):
+    """A training was asked to stop, and its state is saved."""
+
+
+def train(
+    run: Run,
+    dataset: Dataset | Pictures,
+    *,
+    device: torch.device | str = "cpu",
+    checkpoint: Checkpoint | None = None,
+    watch: Callable[["Trainer"], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    replicas: Replicas = ALONE,
+) -> Outcome:
+    """Trains a run to its end, from its checkpoint if there is one.
+
+    The same run gives the same outcome, times apart, whether it was interrupted or not, on the
+    same machine with the same number of threads. After every iteration ``watch`` is called, and
+    ``stop`` is asked: if it says True, the state is saved and :class:`Interrupted` is raised.
+    Each of several replicas calls this; the main one alone reads and writes the checkpoint.
+    """
+    device = torch.device(device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        trainer = Trainer(run, dataset, device, replicas)
+        if checkpoint is not None:
+            saved = checkpoint.load(run, torch.device("cpu")) if replicas.main else None
+            if (state := replicas.told(saved)) is not None:
+                trainer.load_state_dict(state)
+
+        def save() -> None:
+            state = trainer.state_dict()
+            if checkpoint is not None and replicas.main:
+                checkpoint.save(run, state)
+
+        for _ in trainer.iterations():
+            if watch is not None:
+                watch(trainer)
+            if not trainer.may_ask():
+                continue
+            due = checkpoint is not None and checkpoint.due()
+            answers = replicas.gathered((stop is not None and stop(), due))
+            interrupted, due = any(asked for asked, _ in answers), answers[0][1]
+            if checkpoint is not None and (interrupted or due):
+                save()
+            if interrupted:
+                where = f"; the state is in {checkpoint.path}" if checkpoint is not None else ""
+                count = f"{trainer.iteration} of {trainer.total} updates"
+                raise Interrupted(f"stopped after {count}{where}")
+        if checkpoint is not None and checkpoint.final:
+            save()
+        return trainer.outcome()
 
 
 class Trainer:
-    """The state of a training: model, optimiser, position, curve.
+    """The state of a training: model, optimizer, position, curve.
 
     Random numbers of torch's global stream (dropout's) follow ``run.seed``; use within
     ``torch.random.fork_rng`` to leave the caller's alone.
     """
+
+    PLAIN_STATE = ("iteration", "seconds", "reason", "history", "probes")
 
     def __init__(
         self,
         run: Run,
         dataset: Dataset | Pictures,
         device: torch.device,
-        replicas: Replicas | None = None,
+        replicas: Replicas = ALONE,
     ) -> None:
-        self.replicas = replicas or Replicas()
-        _check(run, self.replicas)
         self.run = run
         self.device = device
-        self.arithmetic = Arithmetic(run, device)
+        self.replicas = replicas
         self.method = make_method(**run.method)
+        self._check()
+        self.arithmetic = Arithmetic(run, device)
         model = build_model(
             **run.model,
             method=self.method,
@@ -61,17 +127,10 @@ class Trainer:
         self.model = self.arithmetic.place(model)
         if run.synchronized:
             synchronize(self.model)
-        if self.replicas.count > 1 and self.method.after_iteration is not None:
-            raise ValueError(
-                f"method {run.method['name']!r} changes weights by what it sees of a batch, which "
-                "would differ between replicas; train it in one process"
-            )
-        self.parallel = self.replicas.wrapped(self.model)
-        others = [self.replicas.rank] if self.replicas.rank else []
-        torch.manual_seed(derive(run.seed, "dropout", *others))
+        self.parallel = replicas.wrapped(self.model)
+        torch.manual_seed(derive(run.seed, "dropout", *replicas.stream))
         self.optimiser = make_optimiser(run.optimiser, self.model.parameters())
-        self.dataset = dataset
-        self.batches = make_batches(dataset, run, device, self.replicas)
+        self.batches = Batches(dataset, run, device, replicas)
         self.total = run.iterations or (run.epochs or 0) * self.batches.iterations_per_epoch
         self.iteration = 0
         self.seconds = 0.0
@@ -81,8 +140,23 @@ class Trainer:
         # Since the last point: sum of losses, wrong answers, examples.
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
-    def iterations(self) -> Iterator[Point]:
-        """Trains to the end; gives the last point of the curve after every iteration.
+    def _check(self) -> None:
+        run, count = self.run, self.replicas.count
+        if run.replicas != count:
+            raise ValueError(
+                f"the run is for {run.replicas} replicas, and there are {count}: start "
+                f"it with torchrun --nproc-per-node {run.replicas}"
+            )
+        if run.synchronized and count == 1:
+            raise ValueError("synchronized=True needs several replicas; there is 1")
+        if self.method.after_iteration is not None and count > 1:
+            raise ValueError(
+                f"method {run.method['name']!r} changes weights by what it sees of a batch, which "
+                "would differ between replicas; train it in one process"
+            )
+
+    def iterations(self) -> Iterator[None]:
+        """Trains to the end, and gives control to the caller after every iteration.
 
         The clock stands still while a point or a probe is taken, and while the caller has control.
         On a GPU it is exact at the points, where the loss is asked for and so waited for.
@@ -100,10 +174,14 @@ class Trainer:
                     if self._point_is_due():
                         self._take_point()
                     self._take_probes()
-                yield {name: column[-1] for name, column in self.history.items()}
+                yield
                 if self.iteration == self.total or self.reason is not None:
                     break
                 begun = time.perf_counter()
+
+    def last_point(self) -> dict[str, float | None]:
+        """The last values of the curve, by column; None where there is no number."""
+        return {name: column[-1] for name, column in self.history.items()}
 
     def may_ask(self) -> bool:
         """Whether to look now at values, and at what the other replicas say.
@@ -115,8 +193,8 @@ class Trainer:
     def outcome(self) -> Outcome:
         """What there is to record."""
         final: dict[str, float | None] = {
-            name: column[-1] if self.reason is None else None
-            for name, column in self.history.items()
+            name: value if self.reason is None else None
+            for name, value in self.last_point().items()
             if name not in ("iteration", "epoch", "rate")
         }
         final |= {
@@ -130,35 +208,25 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of the training depends on; all replicas have to ask for it."""
-        return {
-            "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "iteration": self.iteration,
-            "seconds": self.seconds,
-            "reason": self.reason,
-            "history": self.history,
-            "probes": self.probes,
-            "replicas": self.replicas.gathered(self._own_state()),
-        }
-
-    def _own_state(self) -> dict[str, Any]:
-        """What differs between replicas."""
         on_gpu = self.device.type == "cuda"
-        return {
+        own = {  # differs between replicas
             "sums": self._sums.cpu(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if on_gpu else None,
+        }
+        return {
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            **{name: getattr(self, name) for name in self.PLAIN_STATE},
+            "replicas": self.replicas.gathered(own),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state of the same run."""
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.iteration = state["iteration"]
-        self.seconds = state["seconds"]
-        self.reason = state["reason"]
-        self.history = state["history"]
-        self.probes = state["probes"]
+        for name in self.PLAIN_STATE:
+            setattr(self, name, state[name])
         own = state["replicas"][self.replicas.rank]
         self._sums = own["sums"].to(self.device)
         torch.set_rng_state(own["rng"])
@@ -166,59 +234,48 @@ class Trainer:
             torch.cuda.set_rng_state(own["cuda_rng"], self.device)
 
     def _iterate(self, x: Tensor, y: Tensor) -> None:
-        self._set_learning_rate()
+        run, after_iteration = self.run, self.method.after_iteration
+        per_epoch = self.batches.iterations_per_epoch
+        rate = learning_rate(run.schedule, run.optimiser["lr"], self.iteration, per_epoch)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
         if self.batches.full:
             # The last loss on the whole training set is exact; a mean would only lag behind.
             self._sums.zero_()
         try:
-            if self.iteration == 0 and self.method.after_iteration is not None:
-                self.method.after_iteration(self.model, x, 0)
+            if self.iteration == 0 and after_iteration is not None:
+                after_iteration(self.model, x, 0)
             self.optimiser.zero_grad(set_to_none=True)
             self._accumulate_gradient(x, y)
             self.optimiser.step()
             self.iteration += 1
-            if self.may_ask() and not self._loss_is_finite():
+            if self.may_ask() and not math.isfinite(self.replicas.add(self._sums[:1].clone())):
                 self.reason = f"the loss was no number at update {self.iteration}"
-            elif self.method.after_iteration is not None:
-                self.method.after_iteration(self.model, x, self.iteration)
+            elif after_iteration is not None:
+                after_iteration(self.model, x, self.iteration)
         except LinAlgError as error:
             if self.replicas.count > 1:  # the others would go on without this one
                 raise
             # Activations may overflow, and their decomposition fail, before the loss does.
             self.reason = f"a decomposition failed at update {self.iteration}: {error}"
 
-    def _loss_is_finite(self) -> bool:
-        return math.isfinite(float(self.replicas.add(self._sums[:1].clone())))
-
     def _accumulate_gradient(self, x: Tensor, y: Tensor) -> None:
         parts = list(zip(*(t.tensor_split(self.run.accumulate) for t in (x, y)), strict=True))
         # DDP averages gradients over replicas, whatever their shares of the batch.
         whole = self.batches.batch_size / self.replicas.count
+        model = self.parallel
+        in_parallel = isinstance(model, DistributedDataParallel)
+        no_sync: Any = model.no_sync if in_parallel else contextlib.nullcontext
         for i, (part, target) in enumerate(parts):
-            with self._averaged(i + 1 == len(parts)):
+            # Gradients are averaged over replicas in the last part, for all of the parts.
+            with contextlib.nullcontext() if i + 1 == len(parts) else no_sync():
                 with self.arithmetic.autocast():
-                    logits = self.parallel(part)
+                    logits = model(part)
                 loss = F.cross_entropy(logits.to(self.arithmetic.dtype), target)
                 (loss * (len(part) / whole)).backward()
             wrong = (logits.detach().argmax(1) != target).sum()
             sums = [loss.detach() * len(part), wrong, torch.full_like(wrong, len(part))]
             self._sums += torch.stack([value.double() for value in sums])
-
-    def _averaged(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Averages gradients over replicas in the last part of a batch, for all of its parts."""
-        if not last and isinstance(self.parallel, DistributedDataParallel):
-            return self.parallel.no_sync()
-        return contextlib.nullcontext()
-
-    def _set_learning_rate(self) -> None:
-        rate = learning_rate(
-            self.run.schedule,
-            self.run.optimiser["lr"],
-            self.iteration,
-            self.batches.iterations_per_epoch,
-        )
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
 
     def _point_is_due(self) -> bool:
         every = self.run.evaluate_every or self.batches.iterations_per_epoch
@@ -229,7 +286,7 @@ class Trainer:
         """Appends to the curve: losses and errors (%), of training since the last point."""
         loss, wrong, examples = self.replicas.add(self._sums.clone()).tolist()
         self._sums.zero_()
-        point: dict[str, float | None] = {
+        point = {
             "iteration": self.iteration,
             "epoch": self.iteration / self.batches.iterations_per_epoch,
             "seconds": self.seconds,
@@ -238,30 +295,21 @@ class Trainer:
             "train_error": 100 * wrong / examples,
             **evaluate(self.model, self.batches.test(), self.arithmetic, self.replicas),
         }
-        for name, value in point.items():
-            self.history.setdefault(name, []).append(value)
+        _append(self.history, point)
 
     def _take_probes(self) -> None:
         for name, options in self.run.probes.items():
-            every = options["every"]
-            if self.iteration % every == 0 or self.iteration == self.total:
+            if self.iteration % options["every"] == 0 or self.iteration == self.total:
                 rest = {key: value for key, value in options.items() if key != "every"}
                 try:
-                    values = probes.take(name, self.model, self.dataset, **rest)
+                    values = probes.take(name, self.model, self.batches.dataset, **rest)
                 except LinAlgError as error:
                     # The last iteration may have left weights that are no numbers.
                     self.reason = f"probe {name!r} failed at update {self.iteration}: {error}"
                     return
-                columns = self.probes.setdefault(name, {})
-                for column, value in {"iteration": self.iteration, **values}.items():
-                    columns.setdefault(column, []).append(value)
+                _append(self.probes.setdefault(name, {}), {"iteration": self.iteration, **values})
 
 
-def _check(run: Run, replicas: Replicas) -> None:
-    if run.replicas != replicas.count:
-        raise ValueError(
-            f"the run is for {run.replicas} replicas, and there are {replicas.count}: start "
-            f"it with torchrun --nproc-per-node {run.replicas}"
-        )
-    if run.synchronized and run.replicas == 1:
-        raise ValueError("synchronized=True needs several replicas; there is 1")
+def _append(columns: dict[str, list[float | None]], values: Mapping[str, float | None]) -> None:
+    for name, value in values.items():
+        columns.setdefault(name, []).append(value)
