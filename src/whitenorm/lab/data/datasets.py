@@ -2,7 +2,7 @@ r"""The data sets of the paper, each a row of ``DATASETS``, as tensors with its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -84,16 +84,14 @@ def synthetic_dataset(name: str, n: int = 64, seed: int = 0, **options: Any) -> 
     Shapes, classes, preprocessing and augmentation are those of the data set of that name.
     """
 
-    def draw(row: Row, _: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    def draw(row: Row, _: Mapping[str, Any]) -> Iterator[Arrays]:
         generator = torch.Generator().manual_seed(seed)
         patterns = torch.rand(row.num_classes, row.shape[0], 4, 4, generator=generator)
-        parts: list[Arrays] = []
         for _part in ("train", "test"):
             y = torch.randint(row.num_classes, (n,), generator=generator)
             noise = torch.rand(n, *row.shape, generator=generator)
             x = (F.interpolate(patterns[y], row.shape[1:]) + noise) / 2
-            parts.append(((x * row.levels).round().to(torch.uint8).numpy(), y.numpy()))
-        return parts[0], parts[1]
+            yield (x * row.levels).round().to(torch.uint8).numpy(), y.numpy()
 
     return _prepare(name, options, draw)
 
@@ -101,7 +99,7 @@ def synthetic_dataset(name: str, n: int = 64, seed: int = 0, **options: Any) -> 
 def _prepare(
     name: str,
     options: Mapping[str, Any],
-    read: Callable[[Row, Mapping[str, Any]], tuple[Arrays, Arrays]],
+    read: Callable[[Row, Mapping[str, Any]], Iterable[Arrays]],
 ) -> Dataset:
     """``read(row, options of this data set alone)`` with the options that every data set has."""
     row = look_up(DATASETS, "data set", name)

@@ -34,17 +34,13 @@ def _load(settings: str, root: str) -> Dataset:
     values = json.loads(settings)
     data = load_dataset(**values["dataset"], root=root or None)
     for part, n in values["subset"].items():
-        data = _subset(data, part, n)
+        choose("a part of subset", part, ("train", "test"))
+        x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
+        if n > len(x):
+            raise ValueError(f"{data.name} has {len(x)} {part} examples, {n} were asked for")
+        chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:n]
+        data = replace(data, **{f"{part}_x": x[chosen], f"{part}_y": y[chosen]})
     return data.validation(values["validation"], seed=0) if values["validation"] else data
-
-
-def _subset(data: Dataset, part: str, n: int) -> Dataset:
-    choose("a part of subset", part, ("train", "test"))
-    x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
-    if n > len(x):
-        raise ValueError(f"{data.name} has {len(x)} {part} examples, {n} were asked for")
-    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:n]
-    return replace(data, **{f"{part}_x": x[chosen], f"{part}_y": y[chosen]})
 
 
 def _stream(run: Run, root: Path | None) -> Pictures:
@@ -53,10 +49,9 @@ def _stream(run: Run, root: Path | None) -> Pictures:
     name = run.dataset["name"]
     options = {key: v for key, v in run.dataset.items() if key not in ("name", "stream")}
     check_options("streamed data set", name, options, ("size", "colour"))
-    folder, size = folder_of(name, root), options.get("size", 224)
-    colour = options.get("colour", False)
-    train = load_imagefolder(folder, "train", size, train=True, seed=run.seed, colour=colour)
-    return Pictures(name, train, load_imagefolder(folder, "val", size))
+    folder = folder_of(name, root)
+    train = load_imagefolder(folder, "train", train=True, seed=run.seed, **options)
+    return Pictures(name, train, load_imagefolder(folder, "val", train.size))
 
 
 def synthesise(run: Run, n: int) -> Dataset | None:
@@ -75,7 +70,6 @@ def missing(names: Iterable[str], root: Path | None = None) -> dict[str, str]:
     for row in (look_up(rows, "data set", name) for name in names if name != "none"):
         if row.state not in ("embedded", "present"):
             hint = f" (whitenorm data --fetch {row.name})" if row.may_fetch else ""
-            found[row.name] = (
-                f"{row.title} is {row.state} at {row.path}; it comes from {row.where}{hint}"
-            )
+            origin = f"it comes from {row.where}{hint}"
+            found[row.name] = f"{row.title} is {row.state} at {row.path}; {origin}"
     return found

@@ -34,20 +34,18 @@ def _held_out(x: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> tuple[Arrays,
 
 def read_idx(root: Path | str | None, name: str) -> tuple[Arrays, Arrays]:
     """Gzipped IDX files: pictures and labels for training, pictures and labels for testing."""
-    images, labels, test_images, test_labels = SOURCES[name].files
-    return _idx_pair(root, name, images, labels), _idx_pair(root, name, test_images, test_labels)
+    x, y, test_x, test_y = (checked_file(name, file, root) for file in SOURCES[name].files)
+    return _idx_pair(x, y, name), _idx_pair(test_x, test_y, name)
 
 
-def _idx_pair(root: Path | str | None, name: str, images: str, labels: str) -> Arrays:
-    x, y = _idx(root, name, images, 2051), _idx(root, name, labels, 2049)
+def _idx_pair(images: Path, labels: Path, name: str) -> Arrays:
+    x, y = _idx(images, name, magic=2051), _idx(labels, name, magic=2049)
     if len(x) != len(y):
-        path = checked_file(name, labels, root)
-        raise problem(path, f"{len(y)} labels for the {len(x)} pictures of {images}", name)
+        raise problem(labels, f"{len(y)} labels for the {len(x)} pictures of {images}", name)
     return x[:, None], y.astype(np.int64)
 
 
-def _idx(root: Path | str | None, name: str, file: str, magic: int) -> np.ndarray:
-    path = checked_file(name, file, root)
+def _idx(path: Path, name: str, magic: int) -> np.ndarray:
     try:
         with gzip.open(path) as stream:
             raw = stream.read()

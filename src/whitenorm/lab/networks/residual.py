@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from whitenorm.lab.lookup import choose
 from whitenorm.lab.networks.methods import Method, batch_norm
 from whitenorm.lab.networks.parts import (
-    ACTIVATIONS,
     Body,
     Norm,
     Shape,
@@ -152,7 +151,7 @@ def imagenet_resnet(
     """
     choose("stem", stem, ("plain", "extra-conv"))
     counts, bottleneck = _IMAGENET[choose("depth", depth, _IMAGENET)]
-    act = ACTIVATIONS["relu"]
+    act = activation_layer("relu")
     first = method.norm if stem == "plain" else batch_norm
     entry = conv_unit(first, shape[0], 64, kernel=7, stride=2, activation=act)
     entry.add_module("pool", nn.MaxPool2d(3, stride=2, padding=1))
