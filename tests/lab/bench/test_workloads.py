@@ -1,6 +1,6 @@
 """What is measured is what it claims to be."""
 
-import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from whitenorm import DecorrelatedBatchNorm2d
 from whitenorm.lab.bench import BenchError
 from whitenorm.lab.bench.ports import EighLoop, NewtonSchulz
-from whitenorm.lab.bench.suites import networks
-from whitenorm.lab.bench.workloads import Network, PeakMemory, TrainingIteration
+from whitenorm.lab.bench.suites import NETWORKS
+from whitenorm.lab.bench.workloads import Layer, Network, PeakMemory, TrainingIteration, layer
 
 
 @pytest.mark.parametrize(("port", "whitening"), [(EighLoop, "zca"), (NewtonSchulz, "newton")])
@@ -22,9 +22,9 @@ def test_ports_compute_what_whitenorm_does(port, whitening):
             module.weight.copy_(torch.linspace(0.5, 2, 12))
             module.bias.copy_(torch.linspace(-1, 1, 12))
     x = (torch.randn(6, 12, 3, 4, dtype=torch.float64).cumsum(1) + 3).requires_grad_()
-    g = torch.randn(x.shape, dtype=torch.float64)
     expected, found = ours(x), theirs(x)
     assert_close(found, expected)
+    g = torch.randn(x.shape, dtype=torch.float64)
     assert_close(
         torch.autograd.grad(found, [x, *theirs.parameters()], g),
         torch.autograd.grad(expected, [x, *ours.parameters()], g),
@@ -32,29 +32,35 @@ def test_ports_compute_what_whitenorm_does(port, whitening):
     assert_close(theirs.eval()(x), ours.eval()(x))
 
 
-@pytest.mark.parametrize("title", networks(quick=True))
+@pytest.mark.parametrize("name", ["bn", "conv", "dbn-g8", "loop-g8", "newton-g8"])
+def test_every_layer_runs_in_other_formats(name):
+    layer(Layer((4, 16, 4, 4), "bfloat16", "channels_last"), name)
+
+
+@pytest.mark.filterwarnings("ignore:a batch of")
+@pytest.mark.parametrize("title", NETWORKS)
 def test_every_network_trains_with_every_normalization(title):
-    for network in networks(quick=True)[title].values():
-        iteration = TrainingIteration(network)
-        iteration()
-        iteration.check()
+    small = {"vgg-a": {"width": 8}, "resnet": {"depth": 8}, "wrn": {"depth": 10, "widen": 1}}
+    small["imagenet-resnet"] = {"depth": 18}
+    network = NETWORKS[title]
+    options = small.get(network.model, network.options)
+    for name in ("bn", *network.dbn):
+        TrainingIteration(replace(network, batch=2, options=options), name)()
 
 
 def test_a_training_iteration_changes_the_weights_and_notices_nan():
-    network = Network("mlp", "dbn", 32, (16,), 4, {"hidden": (8,)}, {"group_size": 4})
-    iteration = TrainingIteration(network)
+    iteration = TrainingIteration(Network("mlp", 32, (16,), {}, {"hidden": (8,)}, 4), "dbn-g4")
     before = [p.clone() for p in iteration.network.parameters()]
     iteration()
     assert all((p != q).any() for p, q in zip(iteration.network.parameters(), before, strict=True))
-    iteration.loss = math.nan
+    iteration.x.fill_(torch.nan)
     with pytest.raises(BenchError, match="loss became nan"):
-        iteration.check()
+        iteration()
 
 
 def test_peak_memory_is_that_of_gradients_and_activations_each_time():
-    network = Network("mlp", "bn", 64, (1024,), 68, {"hidden": (32, 32)})
     weights = 4 * (1024 * 32 + 32 * 32 + 32 * 68)
-    sampler = PeakMemory(network)
+    sampler = PeakMemory(Network("mlp", 64, (1024,), {}, {"hidden": (32, 32)}, 68), "bn")
     (first,), (second,) = sampler().values(), sampler().values()
     assert weights < first < 3 * weights
     assert first == second

@@ -1,13 +1,11 @@
 r"""Speed and memory, side by side with what a user would pick instead.
 
 :mod:`~whitenorm.lab.bench.suites` lists what is compared, :mod:`~whitenorm.lab.bench.harness`
-measures it and writes one JSON record a suite, and every table and figure is made from such
-records alone.
+measures it, and every table and figure is made from the records alone.
 """
 
 from whitenorm.lab.bench.harness import BenchError
-from whitenorm.lab.bench.records import run_suite
-from whitenorm.lab.bench.render import fill_page, render
+from whitenorm.lab.bench.records import fill_page, render, run_suite
 from whitenorm.lab.bench.suites import SUITES
 
 __all__ = ["SUITES", "BenchError", "fill_page", "render", "run_suite"]

@@ -1,7 +1,5 @@
 r"""A record of layers as a figure: DBN by group size, and the usual ports, against BN."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from whitenorm.lab.bench.tables import PAGE_LAYERS, is_usual
 from whitenorm.lab.reporting.style import FIGURE_STYLE, PALETTE
 
-__all__ = ["save_layer_figure"]
-
 LOOKS = {"dbn": ("o-", "DBN"), "loop": ("s", "loop over eigh"), "newton": ("D", "Newton-Schulz")}
 
 
 def save_layer_figure(record: dict[str, Any], path: Path) -> None:
     """Writes an SVG with the inputs that the page shows; the same record gives the same file."""
     usual = [case for case in record["cases"] if is_usual(case)]
-    cases = [case for case in usual if case["title"] in PAGE_LAYERS] or usual
+    cases = [case for case in usual if case["title"] in PAGE_LAYERS[True]] or usual
     style: Any = {**FIGURE_STYLE, "font.size": 8}
     with mpl.rc_context(style):
         figure = Figure(figsize=(2.6 * len(cases), 2.8), layout="constrained")
@@ -28,9 +24,9 @@ def save_layer_figure(record: dict[str, Any], path: Path) -> None:
         for case, axes in zip(cases, grid, strict=True):
             for (kind, (look, words)), colour in zip(LOOKS.items(), PALETTE, strict=False):
                 points = [
-                    (found["info"]["group"], found["ratios"]["bn"]["both"]["median"])
-                    for found in case["alternatives"].values()
-                    if found["info"]["kind"] == kind
+                    (int(name.partition("-g")[2]), found["ratios"]["bn"]["both"]["median"])
+                    for name, found in case["alternatives"].items()
+                    if name.startswith(kind)
                 ]
                 axes.plot(*zip(*points, strict=True), look, color=colour, label=words, ms=4)
             axes.axhline(1, color="black", lw=1)

@@ -1,50 +1,31 @@
 r"""Alternatives measured in turns: what a case compares, and how the comparison is measured."""
 
-from __future__ import annotations
-
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from statistics import median, quantiles
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-__all__ = ["Alternative", "Bar", "BenchError", "Case", "Suite", "Timed", "measure", "spread"]
+import numpy as np
 
 SAMPLE_SECONDS = 0.02  # a sample lasts at least so long, to outweigh short disturbances
 REBUILD_EVERY = 5  # rounds after which all alternatives are built again
+WARMUP = 2  # rounds that are dropped after each time
 
-Columns = dict[str, list[float]]  # quantity -> its value in each round
+Phases = Mapping[str, Callable[[], object]]
+Sampler = Callable[[], dict[str, float]]  # each call measures all quantities of an alternative
 
 
 class BenchError(Exception):
     """Something can't be measured or rendered; the message says why and what to do."""
 
 
-class Sampler(Protocol):
-    """One alternative, ready to run: each call measures all its quantities once."""
-
-    def __call__(self) -> dict[str, float]: ...
-
-    def check(self) -> None:
-        """Raises if what ran wasn't what should have been measured."""
-
-
 class Timed:
-    """Seconds that each of some phases takes, run in order until a sample is long enough.
+    """Seconds that each of some phases takes, run in order until a sample is long enough."""
 
-    A phase may leave what the next one takes up. ``check`` is called after the last sample.
-    """
-
-    def __init__(
-        self,
-        phases: Mapping[str, Callable[[], object]],
-        check: Callable[[], None] = lambda: None,
-        least: float = SAMPLE_SECONDS,
-    ) -> None:
-        self._phases, self.check = phases, check
+    def __init__(self, phases: Phases, least: float = SAMPLE_SECONDS) -> None:
+        self._phases = phases
         self.repeats = 1
         self()  # what is set up on the first call isn't measured
         once = min(sum(self().values()) for _ in range(2))
@@ -58,15 +39,6 @@ class Timed:
                 phase()
                 seconds[name] += time.perf_counter() - start
         return {name: value / self.repeats for name, value in seconds.items()}
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """One of the things that a case compares: ``make`` builds it, ``info`` is for tables."""
-
-    name: str
-    make: Callable[[], Sampler]
-    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,23 +56,22 @@ class Case:
 
     name: str  # in the record, unique in its suite
     title: str  # in tables
-    alternatives: Sequence[Alternative]
+    alternatives: Mapping[str, Callable[[], Sampler]]  # name -> what builds it
     references: Sequence[str]  # names of the alternatives that the others are divided by
-    info: Mapping[str, Any] = field(default_factory=dict)  # for tables
-    bars: Sequence[Bar] = ()  # goals for the main quantity
-    total: str | None = None  # name for the sum of phases, if that is the main quantity
-    warmup: int = 2  # rounds that are dropped
-    most_rounds: int | None = None  # however many the run asks for
+    info: Mapping[str, Any]  # for tables
+    bars: Sequence[Bar] = ()
+    constant: bool = False  # the same each time, so one round is enough
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Cases, made by ``cases(quick)``, and how many rounds each has unless told."""
+    """Cases that are measured in one run."""
 
     name: str
     title: str
-    cases: Callable[[bool], list[Case]]
-    rounds: int
+    cases: list[Case]
+    rounds: int  # of each case, unless told
+    small: str  # a quick run measures the cases that have this in their name
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
@@ -111,44 +82,48 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     sides met the machine in the same state. Every few rounds all alternatives are built again:
     where their tensors lie in memory can change their speed by several per cent.
     """
-    rounds = min(rounds, case.most_rounds or rounds)
-    makes = {alternative.name: alternative.make for alternative in case.alternatives}
-    values: dict[str, Columns] = {name: {} for name in makes}
+    rounds, warmup = (1, 0) if case.constant else (rounds, WARMUP)
+    names = list(case.alternatives)
+    values: dict[str, dict[str, list[float]]] = {name: {} for name in names}
     samplers: dict[str, Sampler] = {}
     for first in range(0, rounds, REBUILD_EVERY):
         samplers.clear()  # first, so that the old ones are gone when the new ones are built
-        for name in _order(list(makes), first // REBUILD_EVERY):
-            samplers[name] = makes[name]()
-        with _collector_paused():
-            for turn in range(-case.warmup, min(REBUILD_EVERY, rounds - first)):
+        for name in _order(names, first // REBUILD_EVERY):
+            samplers[name] = case.alternatives[name]()
+        gc.collect()
+        gc.freeze()  # what is there already need not be searched for garbage again
+        gc.disable()  # garbage is collected between rounds only
+        try:
+            for turn in range(-warmup, min(REBUILD_EVERY, rounds - first)):
                 gc.collect()
-                for name in _order(list(makes), first + max(turn, 0)):
-                    for quantity, value in samplers[name]().items():
-                        if turn >= 0:
-                            values[name].setdefault(quantity, []).append(value)
-        for sampler in samplers.values():
-            sampler.check()
-    full = {name: _with_total(columns, case.total) for name, columns in values.items()}
+                for name in _order(names, first + max(turn, 0)):
+                    sample = samplers[name]()
+                    if len(sample) > 1:  # phases, whose sum is the main quantity
+                        sample["both"] = sum(sample.values())
+                    for quantity, value in sample.items() if turn >= 0 else ():
+                        values[name].setdefault(quantity, []).append(value)
+        finally:
+            gc.enable()
+            gc.unfreeze()
     return {
         "name": case.name,
         "title": case.title,
         "info": dict(case.info),
         "rounds": rounds,
-        "main": case.total or next(iter(full[case.alternatives[0].name])),
+        "main": list(values[names[0]])[-1],
         "references": list(case.references),
         "bars": [asdict(bar) for bar in case.bars],
         "alternatives": {
-            alternative.name: {
-                "info": dict(alternative.info),
-                "values": values[alternative.name],
-                "summary": {q: spread(column) for q, column in full[alternative.name].items()},
+            name: {
+                "values": ours,
+                "summary": {quantity: spread(each) for quantity, each in ours.items()},
                 "ratios": {
-                    reference: _ratios(full[alternative.name], full[reference])
+                    reference: {q: spread(np.divide(ours[q], values[reference][q])) for q in ours}
                     for reference in case.references
-                    if reference != alternative.name
+                    if reference != name
                 },
             }
-            for alternative in case.alternatives
+            for name, ours in values.items()
         },
     }
 
@@ -160,39 +135,12 @@ def _order(names: list[str], index: int) -> list[str]:
     return order if index // len(names) % 2 == 0 else order[::-1]
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Garbage is collected only when asked for, and never that which is there already."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
-
-
-def spread(values: Iterable[float]) -> dict[str, float]:
+def spread(values: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float]:
     """Median and quartiles.
 
     Example:
         >>> spread([3.0, 1.0, 2.0])
         {'median': 2.0, 'q1': 1.5, 'q3': 2.5}
     """
-    values = list(values)
-    q1, _, q3 = quantiles(values, method="inclusive") if len(values) > 1 else values * 3
-    return {"median": median(values), "q1": q1, "q3": q3}
-
-
-def _with_total(columns: Columns, total: str | None) -> Columns:
-    if total is None:
-        return columns
-    return {**columns, total: [sum(row) for row in zip(*columns.values(), strict=True)]}
-
-
-def _ratios(ours: Columns, theirs: Columns) -> dict[str, dict[str, float]]:
-    return {
-        quantity: spread(a / b for a, b in zip(ours[quantity], theirs[quantity], strict=True))
-        for quantity in ours
-    }
+    q1, median, q3 = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+    return {"median": median, "q1": q1, "q3": q3}

@@ -1,12 +1,12 @@
 r"""What a measurement was made on, and whether it had the machine for itself."""
 
-from __future__ import annotations
-
 import ctypes
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from whitenorm.lab.records.environment import environment
-
-__all__ = ["describe", "disturbances", "keep_memory", "time_constant_work"]
 
 TUNING = ("MALLOC_", "LD_PRELOAD", "OMP_", "GOMP_", "KMP_", "MKL_")  # environment variables
 IDLE = 0.1  # constant work varies by at most so much on an idle machine
@@ -25,50 +23,39 @@ def describe() -> dict[str, Any]:
     """Versions, processor, threads, variables that tune them, revision of the source and time."""
     return {
         **environment(),
-        "variables": {
-            key: os.environ[key] for key in sorted(os.environ) if key.startswith(TUNING)
-        },
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(TUNING)},
         "revision": _revision(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
 def _revision() -> str | None:
-    """Of this source, with "+" if files have changed since; None if git doesn't keep it."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-        return done.stdout.strip()
-
-    try:
-        # An installed package may lie inside a clone of something else, which ignores it.
-        git("ls-files", "--error-unmatch", Path(__file__).name)
-        return git("describe", "--always", "--abbrev=12", "--dirty=+")
-    except (OSError, subprocess.SubprocessError):
+    """Of the clone that this file lies in, with "+" if files have changed since."""
+    root = Path(__file__).parents[4]
+    if not (root / ".git").exists() or not shutil.which("git"):  # an installed package
         return None
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def keep_memory() -> bool:
-    """Makes the C library keep memory that is freed, as GPUs' allocators do; whether it can.
+def keep_memory() -> None:
+    """Makes the C library keep memory that is freed, as GPUs' allocators do, if it is glibc.
 
     Otherwise it may return large blocks to the system and get them anew, cleared page by page.
     That can take a good part of an iteration, or nothing, depending on what was allocated before.
     """
-    trim_threshold, mmap_max = -1, -4  # parameters of glibc's mallopt(3)
-    try:
+    with suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # not glibc
-        return False
-    return bool(mallopt(trim_threshold, -1) and mallopt(mmap_max, 0))
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give memory back
+        mallopt(-4, 0)  # M_MMAP_MAX: take no block from the system directly
 
 
-def time_constant_work(samples: int = 50) -> list[float]:
+def time_constant_work() -> list[float]:
     """Seconds of a loop that always does the same, so that only the machine can change them."""
     x, y = torch.randn(192, 192), torch.randn(2**18)
     product, twice = torch.empty_like(x), torch.empty_like(y)  # the loop allocates nothing
     times = []
-    for _ in range(samples + 10):
+    for _ in range(60):
         start = time.perf_counter()
         for _ in range(8):
             torch.mm(x, x, out=product)
@@ -86,9 +73,5 @@ def disturbances(constant_work: Iterable[float]) -> list[str]:
     """
     deciles = quantiles(constant_work, n=10)
     less, more = 1 - deciles[0] / deciles[4], deciles[-1] / deciles[4] - 1
-    if max(less, more) <= IDLE:
-        return []
-    return [
-        f"constant work between the cases took from {less:.0%} less to {more:.0%} more than its "
-        "median"
-    ]
+    words = f"took from {less:.0%} less to {more:.0%} more than its median"
+    return [f"constant work between the cases {words}"] if max(less, more) > IDLE else []

@@ -4,36 +4,23 @@ Both compute what whitenorm does (``EighLoop`` with ``whitening="zca"``, ``Newto
 ``"newton"``), with running averages, scale and shift. They do half precision in float32.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
-
-__all__ = ["EighLoop", "NewtonSchulz"]
 
 
 class _Whitening(nn.Module):
     """What the two share: channels as rows of a transposed copy, running averages, affine."""
 
-    running_mean: Tensor
-    running_whitening: Tensor
+    eps, momentum = 1e-5, 0.1
 
-    def __init__(
-        self, num_features: int, group_size: int, eps: float = 1e-5, momentum: float = 0.1
-    ) -> None:
+    def __init__(self, num_features: int, group_size: int) -> None:
         super().__init__()
-        if num_features % min(group_size, num_features):
-            raise ValueError(
-                f"the usual ports take group sizes that divide the channels, got {group_size} for "
-                f"{num_features} channels"
-            )
-        self.size = min(group_size, num_features)
-        self.eps, self.momentum = eps, momentum
+        self.size = min(group_size, num_features)  # must divide the channels
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features))
         groups = num_features // self.size
-        self.register_buffer("running_mean", torch.zeros(groups, self.size, 1))
-        self.register_buffer("running_whitening", torch.eye(self.size).repeat(groups, 1, 1))
+        self.running_mean = nn.Buffer(torch.zeros(groups, self.size, 1))
+        self.running_whitening = nn.Buffer(torch.eye(self.size).repeat(groups, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         work = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -58,24 +45,21 @@ class EighLoop(_Whitening):
     """Group after group in Python, and autograd through ``torch.linalg.eigh``, as most ports."""
 
     def whiten(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        parts = [self._one(group) for group in rows]
-        y, mean, matrix = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+        found = []
+        for group in rows:
+            mean = group.mean(1, keepdim=True)
+            centred = group - mean
+            identity = torch.eye(len(group), dtype=group.dtype)
+            covariance = centred @ centred.T / group.shape[1] + self.eps * identity
+            eigenvalues, D = torch.linalg.eigh(covariance)
+            matrix = D @ torch.diag(eigenvalues.rsqrt()) @ D.T
+            found.append((matrix @ centred, mean, matrix))
+        y, mean, matrix = (torch.stack(tensors) for tensors in zip(*found, strict=True))
         return y, mean, matrix
-
-    def _one(self, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean = group.mean(1, keepdim=True)
-        centred = group - mean
-        identity = torch.eye(len(group), dtype=group.dtype)
-        covariance = centred @ centred.T / group.shape[1] + self.eps * identity
-        eigenvalues, D = torch.linalg.eigh(covariance)
-        matrix = D @ torch.diag(eigenvalues.rsqrt()) @ D.T
-        return matrix @ centred, mean, matrix
 
 
 class NewtonSchulz(_Whitening):
     """Batched over groups, five iterations of Newton and Schulz, as IterNorm."""
-
-    iterations = 5
 
     def whiten(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean = rows.mean(2, keepdim=True)
@@ -85,7 +69,10 @@ class NewtonSchulz(_Whitening):
         trace = covariance.diagonal(dim1=1, dim2=2).sum(1).view(-1, 1, 1)
         scaled = covariance / trace
         P = identity.expand_as(scaled)
-        for _ in range(self.iterations):
+        for _ in range(5):
             P = 1.5 * P - 0.5 * (P @ P @ P @ scaled)
         matrix = P * trace.rsqrt()
         return matrix @ centred, mean, matrix
+
+
+PORTS = {"loop": EighLoop, "newton": NewtonSchulz}

@@ -1,27 +1,17 @@
-r"""One run of a suite, and the JSON record that it leaves."""
-
-from __future__ import annotations
+r"""A run of a suite leaves a JSON record, and tables, a figure and a page are made from that."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import joblib
-import torch
-
 from whitenorm.lab.bench.harness import BenchError, Suite, measure
-from whitenorm.lab.bench.machine import (
-    describe,
-    disturbances,
-    keep_memory,
-    time_constant_work,
-)
-
-__all__ = ["read_record", "run_suite"]
+from whitenorm.lab.bench.machine import describe, disturbances, keep_memory, time_constant_work
+from whitenorm.lab.bench.suites import SUITES
+from whitenorm.lab.bench.tables import for_page, report
+from whitenorm.lab.reporting.markdown import fill_blocks
 
 FORMAT = 1
-FIELDS = {"suite", "title", "quick", "only", "environment", "disturbances", "cases"}
 
 
 def run_suite(
@@ -29,23 +19,16 @@ def run_suite(
     out: Path,
     *,
     rounds: int | None = None,
-    threads: int | None = None,
     quick: bool = False,
     only: str | None = None,
     progress: Callable[[str], object] = lambda line: None,
 ) -> Path:
     """Measures a suite and writes ``out/<suite>.json``; the path of it.
 
-    Args:
-        suite: What to measure.
-        out: Folder of records.
-        rounds: How often each alternative is measured; the suite's own number by default.
-        threads: Of torch; as many as there are cores by default.
-        quick: Measures a few small cases, to see that they work: ``<suite>-quick.json``.
-        only: Measures the cases whose name contains this: ``<suite>-partial.json``.
-        progress: Called with a line for each case.
+    ``quick`` (one round of small cases) and ``only`` (cases with this in their name) write
+    ``<suite>-quick.json`` and ``<suite>-partial.json``, so that a whole record stays.
     """
-    every = suite.cases(quick)
+    every = [case for case in suite.cases if not quick or suite.small in case.name]
     cases = [case for case in every if only is None or only in case.name]
     if not cases:
         raise BenchError(
@@ -53,31 +36,30 @@ def run_suite(
             f"{', '.join(repr(case.name) for case in every)}"
         )
     rounds = rounds or (1 if quick else suite.rounds)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads or joblib.cpu_count())
-    try:
-        environment = describe() | {"memory_kept": not quick and keep_memory()}
-        constant_work, found = time_constant_work(), []
-        for number, case in enumerate(cases, start=1):
-            found.append(measure(case, rounds))
-            constant_work += time_constant_work()
-            progress(f"{number}/{len(cases)} {_summary(found[-1])}")
-    finally:
-        torch.set_num_threads(threads_before)
+    if not quick:
+        keep_memory()
+    constant_work, found = time_constant_work(), []
+    for number, case in enumerate(cases, start=1):
+        progress(f"{number}/{len(cases)} {case.name}")
+        found.append(measure(case, rounds))
+        constant_work += time_constant_work()
     reasons = disturbances(constant_work)
     for reason in reasons:
         progress(f"the machine was not idle: {reason}")
-    identity = {"format": FORMAT, "suite": suite.name, "title": suite.title}
-    asked = {"quick": quick, "only": only, "rounds": rounds}
-    where = {"environment": environment, "disturbances": reasons}
-    record = {**identity, **asked, **where, "cases": found}
-    name = suite.name + ("-quick" if quick else "") + ("-partial" if only is not None else "")
-    path = out / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        **{"format": FORMAT, "suite": suite.name, "title": suite.title},
+        **{"quick": quick, "only": only, "rounds": rounds},
+        "environment": describe(),
+        "disturbances": reasons,
+        "cases": found,
+    }
     # Five digits are more than any measurement is worth.
     short = json.loads(
         json.dumps(record, allow_nan=False), parse_float=lambda text: float(f"{float(text):.5g}")
     )
+    name = suite.name + ("-quick" if quick else "") + ("-partial" if only is not None else "")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name}.json"
     path.write_text(json.dumps(short, separators=(",", ":")) + "\n")
     return path
 
@@ -85,24 +67,51 @@ def run_suite(
 def read_record(path: Path) -> dict[str, Any]:
     """A record of :func:`run_suite`; fields that nothing uses any more are ignored."""
     try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        record: dict[str, Any] = json.loads(path.read_text())
+        if (record["format"], record["suite"] in SUITES) != (FORMAT, True):
+            raise ValueError(f"its format is {record['format']}, its suite {record['suite']}")
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise BenchError(
-            f"{path} can't be read as a benchmark record: {error}; measure again"
+            f"{path} is no benchmark record of format {FORMAT} ({error!r}); measure again"
         ) from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise BenchError(f"{path} is no benchmark record of format {FORMAT}; measure again")
-    if missing := FIELDS - record.keys():
-        raise BenchError(f"{path} lacks {', '.join(sorted(missing))}; measure again")
     return record
 
 
-def _summary(case: dict[str, Any]) -> str:
-    """A case in one line: every alternative against the first reference."""
-    reference = case["references"][0]
-    ratios = [
-        f"{name} {alternative['ratios'][reference][case['main']]['median']:.3f}"
-        for name, alternative in case["alternatives"].items()
-        if name != reference
-    ]
-    return f"{case['name']}, against {reference}: {', '.join(ratios)}"
+def render(path: Path) -> list[Path]:
+    """Writes the tables of a record, and the figure of layers, beside it; their paths."""
+    record = read_record(path)
+    text, written = report(record), [path.with_suffix(".md")]
+    if record["suite"] == "layer":
+        from whitenorm.lab.bench.figures import save_layer_figure  # matplotlib loads slowly
+
+        written.append(path.with_name(path.stem.replace("layer", "layer-figure") + ".svg"))
+        save_layer_figure(record, written[1])
+        text += f"\n![Cost of the layer against BatchNorm]({written[1].name})\n"
+    written[0].write_text(text)
+    return written
+
+
+def fill_page(page: Path, out: Path) -> list[str]:
+    """Renders all records of a folder and fills a page from them; the suites that it shows.
+
+    The table of a suite stands between ``<!-- bench: suite -->`` and ``<!-- end -->``, and nothing
+    else on the page is touched. Quick and partial records are left out.
+    """
+    records = [path for name in SUITES if (path := out / f"{name}.json").exists()]
+    if not records:
+        raise BenchError(f"{out} holds no records of whole suites; measure with --suite first")
+    blocks = {}
+    for path in records:
+        render(path)
+        record = read_record(path)
+        if record["quick"] or record["only"] is not None:
+            raise BenchError(f"{path} isn't for publication; measure without --quick and --only")
+        blocks[record["suite"]] = for_page(record)
+    text, replaced, _ = fill_blocks(page.read_text(), "bench", blocks)
+    if missing := blocks.keys() - replaced:
+        raise BenchError(
+            f"{page} has no place for {', '.join(sorted(missing))}; add '<!-- bench: name -->' "
+            "and '<!-- end -->', each on a line of its own"
+        )
+    page.write_text(text)
+    return replaced

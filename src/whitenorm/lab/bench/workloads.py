@@ -1,57 +1,55 @@
 r"""What is measured: a layer's two passes, a training iteration, inference, peak memory."""
 
-from __future__ import annotations
-
-import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import profile
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
 
 from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import fold
 from whitenorm.lab.bench.harness import BenchError, Timed
-from whitenorm.lab.bench.ports import EighLoop, NewtonSchulz
+from whitenorm.lab.bench.ports import PORTS
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
-from whitenorm.modules import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
-
-__all__ = ["Network", "PeakMemory", "TrainingIteration", "inference", "layer", "training"]
 
 
-def layer(
-    name: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-    channels_last: bool = False,
-) -> Timed:
+@dataclass(frozen=True)
+class Layer:
+    """The input of a layer."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    layout: str = "contiguous"  # or channels_last
+
+
+def layer(given: Layer, name: str) -> Timed:
     """Forward and backward pass of a layer in training, with the gradients of all it has.
 
-    Args:
-        name: "bn"; "conv", a 3x3 convolution (for (N, C): a linear layer) as wide as the input;
-            "dbn-g16", "loop-g16" or "newton-g16" with any group size, the last two of ``ports``.
-        shape, dtype, channels_last: Of the input; normalizations keep float32 parameters.
+    The layer is "bn"; "conv", as wide as the input (linear for (N, C)); or "dbn-g16", "loop-g16"
+    or "newton-g16", with any group size. Normalizations keep float32 parameters.
     """
-    generator = torch.Generator().manual_seed(0)
-    module = _module(name, shape[1], len(shape))
+    generator, dtype = torch.Generator().manual_seed(0), getattr(torch, given.dtype)
+    module = _module(name, given.shape[1], is_image=len(given.shape) == 4)
     if name == "conv":
         module = module.to(dtype)
-    x = torch.randn(shape, generator=generator)
+    x = torch.randn(given.shape, generator=generator)
     x = (x + 0.5 * x.roll(1, 1)).add_(0.5).to(dtype)  # correlated, with a mean, as in networks
-    g = torch.randn(shape, generator=generator).to(dtype)
-    if channels_last:
+    g = torch.randn(given.shape, generator=generator).to(dtype)
+    if given.layout == "channels_last":
         layout = torch.channels_last
         module = module.to(memory_format=layout)  # type: ignore[call-overload]
-        x, g = (t.contiguous(memory_format=layout) for t in (x, g))
+        x, g = x.to(memory_format=layout), g.to(memory_format=layout)
+    if not module(x).isfinite().all():
+        raise BenchError(f"layer {name!r} gave NaN or inf on {given}")
     x.requires_grad_()
     inputs = [x, *module.parameters()]
     outputs: list[Tensor] = []
@@ -63,54 +61,52 @@ def layer(
         # Popped, so that the time includes freeing the memory of the graph.
         torch.autograd.grad(outputs.pop(), inputs, g)
 
-    def check() -> None:
-        if not module(x).isfinite().all():
-            raise BenchError(f"layer {name!r} gave NaN or inf on an input of shape {shape}")
-
-    return Timed({"forward": forward, "backward": backward}, check)
+    return Timed({"forward": forward, "backward": backward})
 
 
-def _module(name: str, channels: int, dims: int) -> nn.Module:
-    if name == "bn":
-        return nn.BatchNorm1d(channels) if dims == 2 else nn.BatchNorm2d(channels)
-    if name == "conv":
-        if dims == 2:
-            return nn.Linear(channels, channels)
-        return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+def _module(name: str, channels: int, is_image: bool) -> nn.Module:
     kind, _, group = name.partition("-g")
-    if kind == "dbn":
-        types = {2: DecorrelatedBatchNorm1d, 4: DecorrelatedBatchNorm2d}
-        return types[dims](channels, group_size=int(group))
-    return {"loop": EighLoop, "newton": NewtonSchulz}[kind](channels, int(group))
+    if kind == "conv" and is_image:
+        return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+    if kind == "conv":
+        return nn.Linear(channels, channels)
+    if kind in PORTS:
+        return PORTS[kind](channels, int(group))
+    bn = nn.BatchNorm2d(channels) if is_image else nn.BatchNorm1d(channels)
+    return bn if kind == "bn" else convert_batchnorm(bn, group_size=int(group))
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network, its normalization and its input."""
+    """A network, its input and the DBNs that it is measured with."""
 
     model: str  # of build_model
-    method: str  # of make_method
     batch: int
     input_shape: tuple[int, ...]
+    dbn: Mapping[str, float | None]  # and training time against BN in the paper's appendix
+    options: Mapping[str, Any] = field(default_factory=dict)  # of build_model
     classes: int = 10
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    method_options: Mapping[str, Any] = field(default_factory=dict)
-    everywhere: int | None = None  # group size of the DBN that replaces all BN layers
-    folded: bool = False  # inference: the normalization is merged into the layers before it
+    where: str = "all"  # the normalizations that DBN replaces
 
-    def build(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """The network in training mode, a batch and its labels."""
+    def build(self, name: str) -> tuple[nn.Module, Tensor, Tensor]:
+        """The network in training mode, a batch and its labels.
+
+        Names are "bn"; "dbn-g16", with any group size; and "dbn-scale", which is the paper's
+        DBN-scale-L1, groups of 8 in the first layer alone.
+        """
         generator = torch.Generator().manual_seed(0)
         network = build_model(
             self.model,
-            make_method(self.method, **self.method_options),
+            make_method("bn"),
             num_classes=self.classes,
             input_shape=self.input_shape,
             generator=generator,
-            **self.model_options,
+            **self.options,
         )
-        if self.everywhere is not None:
-            network = convert_batchnorm(network, group_size=self.everywhere)
+        if name == "dbn-scale":
+            convert_batchnorm(network, where="first", group_size=8)
+        elif name != "bn":
+            convert_batchnorm(network, where=self.where, group_size=int(name.split("-g")[1]))
         x = torch.randn(self.batch, *self.input_shape, generator=generator)
         return network, x, torch.randint(self.classes, (self.batch,), generator=generator)
 
@@ -118,50 +114,41 @@ class Network:
 class TrainingIteration:
     """zero_grad, forward, cross entropy, backward, and SGD with momentum."""
 
-    def __init__(self, network: Network) -> None:
-        self.network, self.x, self.y = network.build()
+    def __init__(self, network: Network, name: str) -> None:
+        self.network, self.x, self.y = network.build(name)
         # The rate is so small that hundreds of iterations on one batch keep ordinary numbers.
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-3, momentum=0.9)
-        self.loss = math.nan
 
     def __call__(self) -> None:
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.network(self.x), self.y)
         loss.backward()
         self.optimizer.step()
-        self.loss = loss.item()
-
-    def check(self) -> None:
-        """Raises if the loss isn't a number: the time of such iterations means nothing."""
-        if not math.isfinite(self.loss):
-            raise BenchError(f"the loss became {self.loss} during the training iterations")
+        if not math.isfinite(loss.item()):  # the time of such iterations means nothing
+            raise BenchError(f"the loss became {loss.item()} during the training iterations")
 
 
-def training(network: Network) -> Timed:
+def training(network: Network, name: str) -> Timed:
     """A training iteration; records call its time "step"."""
-    iteration = TrainingIteration(network)
-    return Timed({"step": iteration}, iteration.check)
+    return Timed({"step": TrainingIteration(network, name)})
 
 
-def inference(network: Network) -> Timed:
-    """A forward pass in inference mode, after one in training that filled the averages."""
-    model, x, _ = network.build()
+def inference(network: Network, name: str) -> Timed:
+    """A forward pass in inference mode, after one in training that filled the averages.
+
+    In "bn, folded" or "dbn-g16, folded", normalizations are merged into the layers before them.
+    """
+    normalization, _, folded = name.partition(", ")
+    model, x, _ = network.build(normalization)
     with torch.no_grad():
         model(x)
     model.eval()
-    if network.folded:
+    if folded:
         model = fold(model)
-
-    @torch.inference_mode()
-    def forward() -> Tensor:
-        output: Tensor = model(x)
-        return output
-
-    def check() -> None:
-        if not forward().isfinite().all():
-            raise BenchError(f"inference gave NaN or inf with {network}")
-
-    return Timed({"inference": forward}, check)
+    forward = torch.inference_mode()(partial(model, x))
+    if not forward().isfinite().all():
+        raise BenchError(f"inference gave NaN or inf with {name!r} in {network}")
+    return Timed({"inference": forward})
 
 
 class PeakMemory:
@@ -171,25 +158,17 @@ class PeakMemory:
     is the same in every run, and leaves out weights and what other libraries allocate.
     """
 
-    def __init__(self, network: Network) -> None:
-        self._iteration = TrainingIteration(network)
+    def __init__(self, network: Network, name: str) -> None:
+        self._iteration = TrainingIteration(network, name)
         self._iteration()  # what is set up once isn't part of an iteration
-        self.check = self._iteration.check
 
     def __call__(self) -> dict[str, float]:
         self._iteration.optimizer.zero_grad()  # gradients of the iteration before don't count
-        cpu = [ProfilerActivity.CPU]
-        with _silent_stderr(), profile(activities=cpu, profile_memory=True) as profiler:
+        with _silent_stderr(), profile(profile_memory=True) as profiler:
             self._iteration()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(path))
-            events = json.loads(path.read_text())["traceEvents"]
-        found = [event["args"] for event in events if event.get("name") == "[memory]"]
-        if not found:
-            raise BenchError(f"the profiler of torch {torch.__version__} recorded no allocations")
-        before = found[0]["Total Allocated"] - found[0]["Bytes"]
-        return {"allocated": max(event["Total Allocated"] for event in found) - before}
+        events = sorted(profiler.kineto_results.events(), key=lambda event: event.start_ns())
+        sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+        return {"allocated": max(accumulate(sizes))}  # frees are negative
 
 
 @contextmanager

@@ -1,18 +1,15 @@
 r"""The command that measures speed and memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.markup import escape
 
 from whitenorm.lab.bench import SUITES, fill_page, render, run_suite
 from whitenorm.lab.cli.terminal import Out, console
 from whitenorm.lab.lookup import look_up
-
-__all__ = ["bench"]
 
 
 def bench(
@@ -24,14 +21,19 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each case.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch; one a core.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes, to see that it works; doesn't count.")
+        bool, typer.Option("--quick", help="A few small cases, to see that it works.")
     ] = False,
     only: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Cases with this in their name; partial.")
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Fill this Markdown page from the records in DIR."),
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Fill this Markdown page from the records in DIR.",
+        ),
     ] = None,
 ) -> None:
     """Time DBN beside BatchNorm and the usual ports, interleaved in one run.
@@ -47,13 +49,14 @@ def bench(
 
     - `whitenorm bench --page docs/performance.md --out benchmarks/results`
     """
+    if threads is not None:
+        torch.set_num_threads(threads)
     names = suite or ([] if page else ["bars"])
     for chosen in [look_up(SUITES, "suite", name) for name in names]:
         path = run_suite(
             chosen,
             out,
             rounds=rounds,
-            threads=threads,
             quick=quick,
             only=only,
             progress=lambda line: console.print(escape(line), soft_wrap=True),
