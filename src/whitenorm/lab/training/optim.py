@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import SGD, Adam, Optimizer
 
 from whitenorm.lab.lookup import check_options, look_up
 
@@ -16,15 +16,13 @@ _Row = tuple[Callable[..., Any], dict[str, Any]]
 NEEDED = None  # in place of a default: the option has to be given
 
 OPTIMISERS: dict[str, _Row] = {
-    "sgd": (
-        torch.optim.SGD,
-        {"lr": NEEDED, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
-    ),
-    "adam": (
-        torch.optim.Adam,
-        {"lr": NEEDED, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-    ),
+    "sgd": (SGD, {"lr": NEEDED, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}),
+    "adam": (Adam, {"lr": NEEDED, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}),
 }
+
+
+def _halve(iteration: int, epoch: float, interval: int) -> float:
+    return float(0.5 ** (iteration // interval))
 
 
 def _steps(iteration: int, epoch: float, at: Sequence[float], factor: float) -> float:
@@ -33,20 +31,15 @@ def _steps(iteration: int, epoch: float, at: Sequence[float], factor: float) -> 
 
 SCHEDULES: dict[str, _Row] = {
     "constant": (lambda iteration, epoch: 1.0, {}),
-    "halve": (
-        lambda iteration, epoch, interval: 0.5 ** (iteration // interval),
-        {"interval": NEEDED},
-    ),
+    "halve": (_halve, {"interval": NEEDED}),  # every `interval` iterations
     "steps": (_steps, {"at": NEEDED, "factor": 0.1}),  # times `factor` at the epochs `at`
 }
 
 
-def make_optimiser(
-    settings: Mapping[str, Any], parameters: Iterable[nn.Parameter]
-) -> torch.optim.Optimizer:
+def make_optimiser(settings: Mapping[str, Any], parameters: Iterable[nn.Parameter]) -> Optimizer:
     """The optimizer of a run: ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``."""
     make, options = _row(OPTIMISERS, "optimiser", settings)
-    optimiser: torch.optim.Optimizer = make(parameters, **options)
+    optimiser: Optimizer = make(parameters, **options)
     return optimiser
 
 

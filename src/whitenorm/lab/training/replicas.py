@@ -59,9 +59,8 @@ class Replicas:
     def wrapped(self, model: nn.Module) -> nn.Module:
         """The model as it is to be called in training: gradients are averaged over replicas.
 
-        Running statistics are those of the main replica, as where several GPUs of one process
-        share a model; each replica normalizes with its own batch unless its layers are
-        synchronized.
+        Running statistics are those of the main replica. Each replica normalizes with its own
+        part of a batch unless its layers are synchronized.
         """
         if self.count == 1:
             return model

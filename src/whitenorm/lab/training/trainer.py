@@ -184,10 +184,7 @@ class Trainer:
         return {name: column[-1] for name, column in self.history.items()}
 
     def may_ask(self) -> bool:
-        """Whether to look now at values, and at what the other replicas say.
-
-        Asking after every iteration would keep a GPU waiting.
-        """
+        """Whether to look at values and other replicas now; always would keep a GPU waiting."""
         return self.device.type == "cpu" or self.iteration % 50 == 0 or self._point_is_due()
 
     def outcome(self) -> Outcome:
