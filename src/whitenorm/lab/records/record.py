@@ -51,10 +51,9 @@ class Record:
 
     def column(self, name: str) -> list[float | None]:
         """A column of the curve, or of a probe as ``"fisher.condition"``; empty if not there."""
-        probe, dot, column = name.partition(".")
-        if dot:
-            return list(self.probes.get(probe, {}).get(column, []))
-        return list(self.history.get(name, []))
+        probe, _, column = name.rpartition(".")
+        columns = self.probes.get(probe, {}) if probe else self.history
+        return list(columns.get(column, []))
 
     def to_json(self) -> str:
         """As one line, without the line break."""
@@ -117,14 +116,13 @@ class RecordFile:
         self._lock = filelock.FileLock(lock, blocking=False)
         try:
             self._lock.acquire()
+            self.read()
         except filelock.Timeout as error:
             raise RecordError(
                 f"{self.path} is being written by another process; wait for it, end it, or give "
                 "another --out"
             ) from error
-        try:
-            self.read()
-        except BaseException:
+        except Exception:
             self._lock.release()
             raise
         return self

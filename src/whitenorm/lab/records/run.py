@@ -31,10 +31,6 @@ def canonical_json(value: Any) -> str:
 class Run:
     """The settings of one run.
 
-    ``dataset``, ``model``, ``method``, ``optimiser`` and ``schedule`` are each the name of a row
-    of a table and its options: ``DATASETS``, ``MODELS``, ``METHODS``, ``OPTIMISERS`` and
-    ``SCHEDULES``.
-
     Example:
         >>> run = Run({"name": "digits"}, {"name": "mlp"}, {"name": "bn"}, epochs=2)
         >>> run.changed({"optimiser.lr": 0.5}).optimiser
@@ -43,7 +39,7 @@ class Run:
         True
     """
 
-    dataset: Settings
+    dataset: Settings  # a row of DATASETS, and so on
     model: Settings
     method: Settings
     optimiser: Settings = field(default_factory=lambda: {"name": "sgd", "lr": 0.1})
