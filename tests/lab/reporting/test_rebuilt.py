@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from whitenorm.lab.reporting.find import find_results
-from whitenorm.lab.reporting.plots import draw_all
+from whitenorm.lab.reporting.plots import draw_all, line_plots, seeds_of
 
 ROOT = Path(__file__).parents[3]
 FIGURES = ROOT / "results" / "figures"
@@ -73,6 +73,18 @@ def test_figures_are_those_of_the_records_to_the_pixel(found, tmp_path):
     for path in drawn:
         with Image.open(path) as ours, Image.open(FIGURES / path.name) as committed:
             assert np.array_equal(np.asarray(ours), np.asarray(committed)), path.name
+
+
+def test_a_line_across_panels_counts_each_seed_once(found):
+    results = found["isometry-paper"]
+    lines = [
+        line
+        for view in results.study.views
+        if view.kind == "across"
+        for plot in line_plots(results, view)
+        for line in plot.lines
+    ]
+    assert {seeds_of(line) for line in lines} == {results.scale.seeds}
 
 
 if __name__ == "__main__":
