@@ -38,7 +38,7 @@ def run_suite(
     rounds = rounds or (1 if quick else suite.rounds)
     if not quick:
         keep_memory()
-    constant_work, found = time_constant_work(), []
+    environment, constant_work, found = describe(), time_constant_work(), []
     for number, case in enumerate(cases, start=1):
         progress(f"{number}/{len(cases)} {case.name}")
         found.append(measure(case, rounds))
@@ -49,7 +49,7 @@ def run_suite(
     record = {
         **{"format": FORMAT, "suite": suite.name, "title": suite.title},
         **{"quick": quick, "only": only, "rounds": rounds},
-        "environment": describe(),
+        "environment": environment,
         "disturbances": reasons,
         "cases": found,
     }
@@ -68,8 +68,8 @@ def read_record(path: Path) -> dict[str, Any]:
     """A record of :func:`run_suite`; fields that nothing uses any more are ignored."""
     try:
         record: dict[str, Any] = json.loads(path.read_text())
-        if (record["format"], record["suite"] in SUITES) != (FORMAT, True):
-            raise ValueError(f"its format is {record['format']}, its suite {record['suite']}")
+        if record["format"] != FORMAT or record["suite"] not in SUITES:
+            raise ValueError(f"format {record['format']}, suite {record['suite']}")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise BenchError(
             f"{path} is no benchmark record of format {FORMAT} ({error!r}); measure again"
@@ -103,10 +103,7 @@ def fill_page(page: Path, out: Path) -> list[str]:
     blocks = {}
     for path in records:
         render(path)
-        record = read_record(path)
-        if record["quick"] or record["only"] is not None:
-            raise BenchError(f"{path} isn't for publication; measure without --quick and --only")
-        blocks[record["suite"]] = for_page(record)
+        blocks[path.stem] = for_page(read_record(path))
     text, replaced, _ = fill_blocks(page.read_text(), "bench", blocks)
     if missing := blocks.keys() - replaced:
         raise BenchError(

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from whitenorm.convert import convert_batchnorm
 from whitenorm.folding import fold
 from whitenorm.lab.bench.harness import BenchError, Timed
-from whitenorm.lab.bench.ports import PORTS
+from whitenorm.lab.bench.ports import PORTS, Port
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
 
@@ -71,7 +71,7 @@ def _module(name: str, channels: int, is_image: bool) -> nn.Module:
     if kind == "conv":
         return nn.Linear(channels, channels)
     if kind in PORTS:
-        return PORTS[kind](channels, int(group))
+        return Port(PORTS[kind], channels, int(group))
     bn = nn.BatchNorm2d(channels) if is_image else nn.BatchNorm1d(channels)
     return bn if kind == "bn" else convert_batchnorm(bn, group_size=int(group))
 
