@@ -25,8 +25,7 @@ class Timed:
     """Seconds that each of some phases takes, run in order until a sample is long enough."""
 
     def __init__(self, phases: Phases, least: float = SAMPLE_SECONDS) -> None:
-        self._phases = phases
-        self.repeats = 1
+        self._phases, self.repeats = phases, 1
         self()  # what is set up on the first call isn't measured
         once = min(sum(self().values()) for _ in range(2))
         self.repeats = max(1, min(math.ceil(least / max(once, 1e-9)), 10_000))
@@ -130,9 +129,9 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
 
 def _order(names: list[str], index: int) -> list[str]:
     """Rotated by one each time, and reversed after every full turn."""
-    turn = index % len(names)
+    turns, turn = divmod(index, len(names))
     order = names[turn:] + names[:turn]
-    return order if index // len(names) % 2 == 0 else order[::-1]
+    return order[::-1] if turns % 2 else order
 
 
 def spread(values: Sequence[float] | np.ndarray[Any, Any]) -> dict[str, float]:

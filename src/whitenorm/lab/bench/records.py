@@ -49,9 +49,7 @@ def run_suite(
     record = {
         **{"format": FORMAT, "suite": suite.name, "title": suite.title},
         **{"quick": quick, "only": only, "rounds": rounds},
-        "environment": environment,
-        "disturbances": reasons,
-        "cases": found,
+        **{"environment": environment, "disturbances": reasons, "cases": found},
     }
     # Five digits are more than any measurement is worth.
     short = json.loads(
@@ -92,11 +90,7 @@ def render(path: Path) -> list[Path]:
 
 
 def fill_page(page: Path, out: Path) -> list[str]:
-    """Renders all records of a folder and fills a page from them; the suites that it shows.
-
-    The table of a suite stands between ``<!-- bench: suite -->`` and ``<!-- end -->``, and nothing
-    else on the page is touched. Quick and partial records are left out.
-    """
+    """Renders a folder's records of whole suites and fills a page's blocks; their names."""
     records = [path for name in SUITES if (path := out / f"{name}.json").exists()]
     if not records:
         raise BenchError(f"{out} holds no records of whole suites; measure with --suite first")

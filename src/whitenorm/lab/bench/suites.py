@@ -17,12 +17,8 @@ SHAPES: list[tuple[int, ...]] = [  # batches as large as two cores can bear
     *((32, 64, 56, 56), (8, 256, 56, 56), (8, 2048, 7, 7)),  # Res-50
     *((256, 128), (2414, 128)),  # MLPs
 ]
-LAYERS = [
-    *map(Layer, SHAPES),
-    Layer((256, 128, 16, 16), layout="channels_last"),
-    Layer((256, 128, 16, 16), "bfloat16"),
-    Layer((256, 128, 16, 16), "bfloat16", "channels_last"),
-]
+FORMATS = [("float32", "channels_last"), ("bfloat16",), ("bfloat16", "channels_last")]
+LAYERS = [*map(Layer, SHAPES), *(Layer((256, 128, 16, 16), *each) for each in FORMATS)]
 
 VGG_A = {"dbn-g8": 4.32, "dbn-g16": 2.85, "dbn-g64": 1.82, "dbn-g512": 6.13}
 ALL = {"dbn-all-g16": None}

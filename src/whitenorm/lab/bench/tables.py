@@ -43,7 +43,7 @@ def report(record: Data) -> str:
     if record["suite"] == "bars":
         head = ("what", "ratio", "at most", "", *map(_label, PORTS))
         parts.append(table(head, _goals(record["cases"])))
-    if record["suite"] == "layer":
+    elif record["suite"] == "layer":
         parts.append(_layers(record["cases"]))
     for mode, words in MODES.items():
         cases = [case for case in record["cases"] if _mode(case) == mode]
@@ -55,11 +55,11 @@ def report(record: Data) -> str:
 def _where(record: Data) -> str:
     """When, on what and how undisturbed."""
     env = record["environment"]
-    rounds = sorted({case["rounds"] for case in record["cases"]})
+    rounds = [case["rounds"] for case in record["cases"]]
     text = (
         f"{env['date'][:10]}, revision {env['revision'] or 'unknown'}: {env['threads']} threads "
         f"on {env['cores']} cores of {env['cpu']}, torch {env['torch']}, "
-        f"{' to '.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds."
+        f"{' to '.join(map(str, dict.fromkeys((min(rounds), max(rounds)))))} rounds."
     )
     if tuned := [f"`{name}={value}`" for name, value in env["variables"].items()]:
         text += f" With {', '.join(tuned)}."

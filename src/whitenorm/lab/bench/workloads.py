@@ -142,9 +142,7 @@ def inference(network: Network, name: str) -> Timed:
     model, x, _ = network.build(normalization)
     with torch.no_grad():
         model(x)
-    model.eval()
-    if folded:
-        model = fold(model)
+    model = fold(model.eval()) if folded else model.eval()
     forward = torch.inference_mode()(partial(model, x))
     if not forward().isfinite().all():
         raise BenchError(f"inference gave NaN or inf with {name!r} in {network}")
