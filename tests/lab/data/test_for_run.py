@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from whitenorm.lab.data.datasets import Dataset, load_dataset
-from whitenorm.lab.data.for_run import load, missing, synthesise
+from whitenorm.lab.data.for_run import load, missing, synthesize
 from whitenorm.lab.data.images import Pictures
 from whitenorm.lab.records.run import Run
 
@@ -32,7 +32,7 @@ def tree(tmp_path):
 
 def test_a_run_without_data_gets_none():
     assert load(NONE) is None
-    assert synthesise(NONE, 4) is None
+    assert synthesize(NONE, 4) is None
 
 
 def test_a_subset_is_the_same_random_part_each_time():
@@ -93,7 +93,7 @@ def test_what_a_streamed_data_set_cannot_do_is_refused(tree, changes, message):
 
 @pytest.mark.parametrize("run", [DIGITS, STREAMED, STREAMED.changed({"dataset.colour": True})])
 def test_a_stand_in_has_the_shape_that_the_run_asks_for(run):
-    made = synthesise(run, 6)
+    made = synthesize(run, 6)
     assert isinstance(made, Dataset)
     assert made.train_x.shape[0] == 6
     assert made.input_shape[1:] == (8, 8)

@@ -6,7 +6,7 @@ from torch import nn
 
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
-from whitenorm.lab.networks.natural import WhitenedLinear, reparameterise
+from whitenorm.lab.networks.natural import WhitenedLinear, reparameterize
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_reparameterisation_leaves_the_function_as_it_was(eps):
     other = torch.randn(50, 20)
     before = model(x), model(other)
     for _ in range(3):
-        reparameterise(model, x, eps)
+        reparameterize(model, x, eps)
     assert (model(x) - before[0]).abs().max() < 1e-5
     assert (model(other) - before[1]).abs().max() < 1e-5
 
@@ -56,7 +56,7 @@ def test_reparameterisation_is_the_published_one():
     inputs = dict(inputs)  # before anything changes
     canonical = [(m.linear.weight @ m.whitening, m.linear.bias, m.mean) for m in layers(model)]
     canonical = [(W.detach(), (d - W @ c).detach()) for W, d, c in canonical]
-    reparameterise(model, x, 0.1)
+    reparameterize(model, x, 0.1)
     for layer, (W, b) in zip(layers(model), canonical, strict=True):
         sample = inputs[layer].detach()
         c, U = layer.mean, layer.whitening
@@ -68,9 +68,9 @@ def test_reparameterisation_is_the_published_one():
         torch.testing.assert_close(layer.linear.bias - W @ c, b)
 
 
-def test_whitened_input_is_white_after_reparameterisation():
+def test_whitened_input_is_white_after_reparameterization():
     _, model, x = natural_network(torch.float64)
-    reparameterise(model, x, 1e-9)
+    reparameterize(model, x, 1e-9)
     seen = []
     model.hidden[0].linear.linear.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.no_grad():
@@ -98,14 +98,14 @@ def test_it_happens_every_interval_updates_and_the_layer_learns_in_between():
 def test_parameters_are_changed_in_place_so_that_an_optimiser_keeps_them():
     _, model, x = natural_network()
     identity = {name: (id(p), p.data_ptr()) for name, p in model.named_parameters()}
-    reparameterise(model, x, 1.0)
+    reparameterize(model, x, 1.0)
     assert {name: (id(p), p.data_ptr()) for name, p in model.named_parameters()} == identity
     assert all(p.requires_grad for p in model.parameters())
 
 
 def test_state_is_saved_and_loaded():
     _, model, x = natural_network()
-    reparameterise(model, x, 1.0)
+    reparameterize(model, x, 1.0)
     _, other, _ = natural_network()
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(x), other(x))

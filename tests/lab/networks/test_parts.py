@@ -8,7 +8,7 @@ from torch import nn
 from whitenorm import TranslatedReLU
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
-from whitenorm.lab.networks.parts import ACTIVATIONS, activation_layer, conv_unit, initialise
+from whitenorm.lab.networks.parts import ACTIVATIONS, activation_layer, conv_unit, initialize
 
 BN, DBN = make_method("bn"), make_method("dbn")
 
@@ -61,4 +61,4 @@ def test_he_initialisation_of_residual_networks():
 
 def test_unknown_scheme():
     with pytest.raises(ValueError, match="scheme must be one of 'lecun', 'he', got 'orthogonal'"):
-        initialise(nn.Linear(1, 1), "orthogonal")
+        initialize(nn.Linear(1, 1), "orthogonal")

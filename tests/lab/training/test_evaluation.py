@@ -5,7 +5,7 @@ import torch
 from tiny_study import BASE
 
 from whitenorm.lab.data.datasets import synthetic_dataset
-from whitenorm.lab.data.for_run import load, synthesise
+from whitenorm.lab.data.for_run import load, synthesize
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.training.trainer import Trainer, train
 
@@ -23,7 +23,7 @@ def test_precisions_differ_by_their_rounding(precision):
 
 def test_top_5_errors_count_the_five_best():
     run = BASE.changed({"dataset": {"name": "yaleb"}, "subset": {}, "epochs": 1, "batch_size": 8})
-    final = train(run, synthesise(run, 64)).final
+    final = train(run, synthesize(run, 64)).final
     assert 0 < final["test_top5_error"] < final["test_error"] <= 100
 
 

@@ -61,7 +61,7 @@ def test_two_synchronised_replicas_train_as_one_process_with_the_joint_batch(cha
 
 
 def test_replicas_of_their_own_statistics_keep_the_same_weights():
-    """The default, as on the paper's GPUs: each normalises its part, gradients are averaged."""
+    """The default, as on the paper's GPUs: each normalizes its part, gradients are averaged."""
     run = DBN.changed({"method": {"name": "bn"}, "replicas": 2})
     (first, weights), (second, others) = run_replicas(train_replica, 2, run)
     assert first["train_loss"] == second["train_loss"]

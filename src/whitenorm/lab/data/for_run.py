@@ -54,7 +54,7 @@ def _stream(run: Run, root: Path | None) -> Pictures:
     return Pictures(name, train, load_imagefolder(folder, "val", train.size))
 
 
-def synthesise(run: Run, n: int) -> Dataset | None:
+def synthesize(run: Run, n: int) -> Dataset | None:
     """A made-up data set of n examples in place of the run's."""
     if run.dataset["name"] == "none":
         return None

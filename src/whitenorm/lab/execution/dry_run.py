@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whitenorm.lab.data.for_run import synthesise
+from whitenorm.lab.data.for_run import synthesize
 from whitenorm.lab.execution.jobs import TASKS
 from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.records.run import Run, canonical_json
@@ -61,4 +61,4 @@ def _try(run: Run, device: str) -> Outcome:
     with warnings.catch_warnings():
         # So few examples can't be whitened well; here they need not be.
         warnings.filterwarnings("ignore", "a batch of .* samples a channel cannot show")
-        return TASKS[run.task](run.changed(short | whole), synthesise(run, n), device=device)
+        return TASKS[run.task](run.changed(short | whole), synthesize(run, n), device=device)

@@ -13,7 +13,7 @@ from torch import nn
 
 from whitenorm.lab.lookup import check_options, look_up
 from whitenorm.lab.networks.methods import Method
-from whitenorm.lab.networks.parts import Body, initialise, network
+from whitenorm.lab.networks.parts import Body, initialize, network
 from whitenorm.lab.networks.plain import mlp, splain, vgg_a
 from whitenorm.lab.networks.residual import imagenet_resnet, resnet, wrn
 
@@ -55,5 +55,5 @@ def build_model(
             )
     parts, features = build(method, input_shape, **options)
     model = network(*parts, ("classifier", method.linear(features, num_classes)))
-    initialise(model, "lecun" if name in _LECUN else "he", generator)
+    initialize(model, "lecun" if name in _LECUN else "he", generator)
     return model

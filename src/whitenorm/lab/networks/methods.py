@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whitenorm.lab.lookup import check_options, look_up
-from whitenorm.lab.networks.natural import WhitenedLinear, reparameterise
+from whitenorm.lab.networks.natural import WhitenedLinear, reparameterize
 from whitenorm.modules import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 
 
@@ -77,7 +77,7 @@ def _natural(eps: float, interval: int) -> dict[str, Any]:
 
     def after_iteration(model: nn.Module, inputs: Tensor, iteration: int) -> None:
         if iteration % interval == 0:
-            reparameterise(model, inputs, eps)
+            reparameterize(model, inputs, eps)
 
     return {"linear": WhitenedLinear, "after_iteration": after_iteration}
 

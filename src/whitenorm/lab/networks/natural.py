@@ -11,7 +11,7 @@ class WhitenedLinear(nn.Module):
     r"""The linear layer of Natural Neural Networks, :math:`y = V U (x - c) + d`.
 
     :math:`V` and :math:`d`, those of ``linear``, are learned; :math:`c` and :math:`U`, the buffers
-    ``mean`` and ``whitening``, change only when :meth:`reparameterise` estimates them. At first
+    ``mean`` and ``whitening``, change only when :meth:`reparameterize` estimates them. At first
     c = 0 and U = I.
     """
 
@@ -34,7 +34,7 @@ class WhitenedLinear(nn.Module):
         return output
 
     @torch.no_grad()
-    def reparameterise(self, sample: Tensor, eps: float) -> None:
+    def reparameterize(self, sample: Tensor, eps: float) -> None:
         r"""New :math:`c` and :math:`U` from a sample of inputs; the function stays the same.
 
         :math:`W = V U`, :math:`b = d - W c`; then, with the sample's mean :math:`c` and
@@ -58,8 +58,8 @@ class WhitenedLinear(nn.Module):
 
 
 @torch.no_grad()
-def reparameterise(model: nn.Module, inputs: Tensor, eps: float) -> None:
-    """Re-parameterises every :class:`WhitenedLinear` of a model from one forward pass."""
+def reparameterize(model: nn.Module, inputs: Tensor, eps: float) -> None:
+    """Re-parameterizes every :class:`WhitenedLinear` of a model from one forward pass."""
     samples: dict[WhitenedLinear, Tensor] = {}
     handles = [
         layer.register_forward_pre_hook(lambda layer, args: samples.update({layer: args[0]}))
@@ -72,4 +72,4 @@ def reparameterise(model: nn.Module, inputs: Tensor, eps: float) -> None:
         for handle in handles:
             handle.remove()
     for layer, sample in samples.items():
-        layer.reparameterise(sample, eps)
+        layer.reparameterize(sample, eps)

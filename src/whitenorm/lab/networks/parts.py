@@ -81,7 +81,7 @@ def stack(
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, scheme: str, generator: torch.Generator | None = None) -> None:
+def initialize(model: nn.Module, scheme: str, generator: torch.Generator | None = None) -> None:
     """Draws the weights of all linear layers and convolutions; their biases become 0.
 
     ``"lecun"`` (Efficient BackProp, 1998): normal with variance 1 / fan_in. ``"he"``, as in the

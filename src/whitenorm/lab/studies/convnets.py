@@ -42,7 +42,7 @@ FIG6 = Study(
     name="fig6",
     title="CIFAR-10, VGG-A: BN against DBN in four configurations",
     reference="Figure 6",
-    question="Does DBN train faster and generalise better than BN, whatever the optimiser, the "
+    question="Does DBN train faster and generalize better than BN, whatever the optimiser, the "
     "non-linearity and its place?",
     scales={
         "small": Scale(

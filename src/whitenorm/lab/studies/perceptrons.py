@@ -61,7 +61,7 @@ FIG2 = Study(
     metrics=("swapped", "drift"),
     notes=(
         "The paper only draws the illustration; the measure in a hidden layer, at "
-        "initialisation and between random batches of one size, is added here.",
+        "initialization and between random batches of one size, is added here.",
     ),
 )
 

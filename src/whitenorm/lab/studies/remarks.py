@@ -48,12 +48,12 @@ ISOMETRY = Study(
         Claim(
             "[DBN] is more likely to achieve dynamical isometry than BN.",
             "the root mean square of log10 of the singular values, which is 0 if all are 1, is "
-            "clearly lower with DBN than with BN at each depth, at initialisation and at the end",
+            "clearly lower with DBN than with BN at each depth, at initialization and at the end",
             together(*(lower(at(_DISTANCE, when), [("DBN", "BN")]) for when in ("start", "end"))),
         ),
         Claim(
             "Batch Normalization achieves approximate dynamical isometry",
-            "at initialisation it is clearly lower with BN than without normalisation, at each "
+            "at initialization it is clearly lower with BN than without normalization, at each "
             "depth",
             lower(at(_DISTANCE, "start"), [("BN", "plain")]),
         ),

@@ -231,7 +231,7 @@ TABLE3 = Study(
     ),
     notes=(
         "The authors added a 3x3 convolution with the DBN layer and gave their baseline none. "
-        "'Baseline + conv' has it, with BN, so that only the normalisation differs.",
+        "'Baseline + conv' has it, with BN, so that only the normalization differs.",
         "With one seed, as in the paper, no difference can be called clear.",
     ),
 )

@@ -41,7 +41,7 @@ def illustrate(run: Run, dataset: None = None, **_: Any) -> Outcome:
 
 
 def measure_swapping(run: Run, dataset: Dataset, **_: Any) -> Outcome:
-    """How often axes swap between two batches, in the first hidden layer as it is initialised.
+    """How often axes swap between two batches, in the first hidden layer as it is initialized.
 
     ``run.iterations`` pairs of batches, of each size 2^i from the layer's width up to
     ``run.batch_size``; swapping and drift are averaged over the pairs.
