@@ -95,6 +95,15 @@ def test_nearly_singular_groups_are_whitened_as_float64_would():
     assert max(compare_with_float64(x, dy, group_size=16)) <= 1.5e-2
 
 
+@pytest.mark.parametrize("far", [slice(0, 16), slice(16, 20)], ids=["whole groups", "remainder"])
+@pytest.mark.parametrize("shape", [(8, 20, 4, 4), (96, 20, 16, 16)], ids=["few", "many"])
+def test_some_groups_may_be_far_and_others_not(shape, far):
+    x = correlated(shape).float()
+    x = x - samples(x).mean(1).view(-1, 1, 1).float()
+    x[:, far] += 1e3
+    assert max(compare_with_float64(x, correlated(shape, 1).float())) <= 1e-3
+
+
 def batch_norm_error(x):
     """The relative error of torch's own BatchNorm on x, in the dtype of x."""
     layer = torch.nn.BatchNorm2d if x.dim() == 4 else torch.nn.BatchNorm1d

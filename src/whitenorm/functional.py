@@ -207,11 +207,12 @@ class _BatchWhitening(Function):
                 constant = torch.baddbmm(beta, P, offset, alpha=-1)
             apply(out, constant, Term(P, view, shifts[i]))
         outputs = [y, _joined(means), joined_matrices(matrices), joined_matrices(factors)]
-        pairs = list(zip(shifts, means, strict=True))
         if all(shift is None for shift in shifts):
             outputs.append(x.new_empty(0))
         else:
-            outputs.append(_joined([m.new_zeros(m.shape) if s is None else s for s, m in pairs]))
+            zeros = [torch.zeros_like(mean, dtype=work) for mean in means]
+            pairs = zip(shifts, zeros, strict=True)
+            outputs.append(_joined([zero if shift is None else shift for shift, zero in pairs]))
         if method.running == "covariance":
             outputs.append(joined_matrices([moment / (count - 1) for moment in central]))
         return tuple(outputs)

@@ -1,6 +1,7 @@
 r"""Where runs are executed: this process, local processes, or a Ray cluster; all by joblib."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -50,9 +51,10 @@ def _ray(workers: int) -> Iterator[None]:
     started = not ray.is_initialized()
     if started:
         # RAY_ADDRESS names a running cluster; without it one is started here, and ended below.
-        local = {"num_cpus": workers, "include_dashboard": False}
-        options = {} if "RAY_ADDRESS" in os.environ else local
-        ray.init(log_to_driver=False, logging_level="error", **options)
+        options: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
+        if "RAY_ADDRESS" in os.environ:
+            options = {}
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     try:
         with joblib.parallel_config(backend="whitenorm-ray"):
             yield
