@@ -15,9 +15,9 @@ PAGE_LAYERS = {  # the inputs that the page shows, in the usual format and in ot
 }
 MODES = {
     "layer": "forward + backward",
-    "training": "training iteration",
+    "training": "training update",
     "inference": "inference",
-    "memory": "peak memory of a training iteration",
+    "memory": "peak memory of a training update",
 }
 
 

@@ -1,4 +1,4 @@
-r"""What is measured: a layer's two passes, a training iteration, inference, peak memory."""
+r"""What is measured: a layer's two passes, a training update, inference, peak memory."""
 
 import math
 import os
@@ -125,11 +125,11 @@ class TrainingIteration:
         loss.backward()
         self.optimizer.step()
         if not math.isfinite(loss.item()):  # the time of such iterations means nothing
-            raise BenchError(f"the loss became {loss.item()} during the training iterations")
+            raise BenchError(f"the loss became {loss.item()} during the training updates")
 
 
 def training(network: Network, name: str) -> Timed:
-    """A training iteration; records call its time "step"."""
+    """A training update; records call its time "step"."""
     return Timed({"step": TrainingIteration(network, name)})
 
 
@@ -150,7 +150,7 @@ def inference(network: Network, name: str) -> Timed:
 
 
 class PeakMemory:
-    """The most bytes that torch has handed out at once during a training iteration.
+    """The most bytes that torch has handed out at once during a training update.
 
     That is activations, gradients and scratch, from the profiler's record of every allocation. It
     is the same in every run, and leaves out weights and what other libraries allocate.
