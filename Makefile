@@ -12,7 +12,7 @@ test: lint  ## lint, types, tests, doctests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-all: $(VENV)/.all lint  ## the tests that take minutes too, and those of the Ray executor
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 docs: $(VENV)/.docs  ## the site, in docs/_build/html/index.html; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

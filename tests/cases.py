@@ -83,3 +83,18 @@ def state(model):
 def assert_same_state(before, model):
     for name, tensor in model.state_dict().items():
         assert torch.equal(before[name], tensor), name
+
+
+class Listed(nn.Module):
+    """Keeps its layers in a plain list too, and calls them there, as some published models do."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = list(layers)
+        for i, layer in enumerate(self.layers):
+            self.add_module(f"layer{i}", layer)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, build, correlate, outputs, sample
+from cases import Listed
 from torch import fx, nn
 from torch.nn.utils import parametrizations
 
@@ -685,24 +686,9 @@ def test_a_model_in_training_mode_is_an_error():
 # --- what is hard to see ------------------------------------------------------------------------
 
 
-class Listed(nn.Module):
-    """Keeps its layers in a plain list too, and calls them there."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = list(block())
-        for i, layer in enumerate(self.layers):
-            self.add_module(f"layer{i}", layer)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 @pytest.mark.parametrize("example", [False, True], ids=["traced", "example"])
 def test_a_layer_in_a_plain_list_is_merged_there_too(example):
-    model, x = trained(Listed()), torch.randn(9, 4, 5, 5, dtype=torch.float64)
+    model, x = trained(Listed(*block())), torch.randn(9, 4, 5, 5, dtype=torch.float64)
     check(model, x, folded=1, example=example)
 
 

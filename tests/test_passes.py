@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from accuracy import forward_backward, worst_channel
 from cases import correlated
 from reference import samples
 
-from whitenorm import decorrelated_batch_norm, passes
+from whitenorm import passes
 from whitenorm.layout import grouped, is_channels_last, new_output
 
 LAYOUTS = {
@@ -66,18 +67,6 @@ def test_apply_writes_the_sum_of_its_terms(x, shifted):
     passes.apply(grouped(out, 3, rows), constant, first, passes.Term(Q, view_of(x), shift))
     away = flat(x) if shift is None else flat(x) - shift
     torch.testing.assert_close(flat(out), P @ flat(g) + Q @ away + constant)
-
-
-def forward_backward(x, dy, **options):
-    x = x.clone().requires_grad_()
-    y = decorrelated_batch_norm(x, training=True, **options)
-    y.backward(dy.to(y.dtype))
-    return y.detach(), x.grad
-
-
-def worst_channel(value, expected):
-    value, expected = samples(value), samples(expected)
-    return ((value - expected).norm(dim=1) / expected.norm(dim=1)).max().item()
 
 
 @pytest.mark.parametrize("piece", [1, 500, 4000])
