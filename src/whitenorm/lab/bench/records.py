@@ -9,7 +9,7 @@ from whitenorm.lab.bench.harness import BenchError, Suite, measure
 from whitenorm.lab.bench.machine import describe, disturbances, keep_memory, time_constant_work
 from whitenorm.lab.bench.suites import SUITES
 from whitenorm.lab.bench.tables import for_page, report
-from whitenorm.lab.reporting.markdown import fill_blocks
+from whitenorm.lab.reporting.markdown import fill_slots
 
 FORMAT = 1
 
@@ -90,16 +90,16 @@ def render(path: Path) -> list[Path]:
 
 
 def fill_page(page: Path, out: Path) -> list[str]:
-    """Renders a folder's records of whole suites and fills a page's blocks; their names."""
+    """Renders a folder's records of whole suites and fills a page's slots; their names."""
     records = [path for name in SUITES if (path := out / f"{name}.json").exists()]
     if not records:
         raise BenchError(f"{out} holds no records of whole suites; measure with --suite first")
-    blocks = {}
+    slots = {}
     for path in records:
         render(path)
-        blocks[path.stem] = for_page(read_record(path))
-    text, replaced, _ = fill_blocks(page.read_text(), "bench", blocks)
-    if missing := blocks.keys() - replaced:
+        slots[path.stem] = for_page(read_record(path))
+    text, replaced, _ = fill_slots(page.read_text(), "bench", slots)
+    if missing := slots.keys() - replaced:
         raise BenchError(
             f"{page} has no place for {', '.join(sorted(missing))}; add '<!-- bench: name -->' "
             "and '<!-- end -->', each on a line of its own"

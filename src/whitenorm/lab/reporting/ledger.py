@@ -1,6 +1,6 @@
-r"""The ledger: what the paper claims and what the records say, as blocks of Markdown pages.
+r"""The ledger: what the paper claims and what the records say, as slots of Markdown pages.
 
-A page names its records, ``<!-- records: ../results -->``, and has blocks to be filled:
+A page names its records, ``<!-- records: ../results -->``, and has slots to be filled:
 ``<!-- results: summary -->`` with a row for each claim, ``verdicts`` with a row for each claim
 that was judged, and for each study and scale ``fig3-paper-setting``, ``fig3-paper-claims`` and
 ``fig3-paper-numbers``.
@@ -13,7 +13,7 @@ from pathlib import Path
 from whitenorm.lab.records.record import RecordError
 from whitenorm.lab.reporting import tables
 from whitenorm.lab.reporting.find import find_results
-from whitenorm.lab.reporting.markdown import fill_blocks
+from whitenorm.lab.reporting.markdown import fill_slots
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
 
@@ -24,18 +24,18 @@ def fill_pages(folder: Path) -> list[Path]:
     They are looked for beside the folder, and in ``docs`` there.
     """
     folder = Path(folder).resolve()
-    blocks = ledger(results for _, results in find_results(folder).results)
+    slots = ledger(results for _, results in find_results(folder).results)
     filled = []
     for page in sorted([*folder.parent.glob("*.md"), *folder.parent.glob("docs/**/*.md")]):
         text = page.read_text(encoding="utf-8")
         named = re.search(r"<!-- records: (\S+) -->", text)
         if named is None or (page.parent / named[1]).resolve() != folder:
             continue
-        text, _, unknown = fill_blocks(text, "results", blocks)
+        text, _, unknown = fill_slots(text, "results", slots)
         if unknown:
             raise RecordError(
                 f"{page} asks for {', '.join(unknown)}, which the records of {folder} don't give; "
-                f"they give {', '.join(blocks)}"
+                f"they give {', '.join(slots)}"
             )
         page.write_text(text, encoding="utf-8")
         filled.append(page)
@@ -43,7 +43,7 @@ def fill_pages(folder: Path) -> list[Path]:
 
 
 def ledger(found: Iterable[Results]) -> dict[str, str]:
-    """The blocks that results give, by name."""
+    """The slots that results give, by name."""
     by_scale = {(results.study.name, results.scale_name): results for results in found}
     judged = {
         name: by_scale[name, scale]
@@ -51,16 +51,16 @@ def ledger(found: Iterable[Results]) -> dict[str, str]:
         for scale in ("reduced", "paper")  # the later one stays
         if (name, scale) in by_scale
     }
-    blocks = {
+    slots = {
         "summary": tables.markdown(_summary(judged)),
         "verdicts": tables.markdown(tables.verdicts(*judged.values())),
     }
     for results in by_scale.values():
         key = f"{results.study.name}-{results.scale_name}"
-        blocks[f"{key}-setting"] = _setting(results)
-        blocks[f"{key}-claims"] = _claims(results)
-        blocks[f"{key}-numbers"] = tables.markdown(tables.numbers(results))
-    return blocks
+        slots[f"{key}-setting"] = _setting(results)
+        slots[f"{key}-claims"] = _claims(results)
+        slots[f"{key}-numbers"] = tables.markdown(tables.numbers(results))
+    return slots
 
 
 def _summary(judged: dict[str, Results]) -> tables.Table:
