@@ -27,7 +27,7 @@ READ = 16
 # of 56x56 are cut in two and take 15% longer; longer sums lose digits.
 LONGEST = 2**12
 # Maps with fewer positions go together with those of other images in sums, and in apply. One
-# number for both costs 8% (16) or 13% (32) of a layer on maps of 4x4, and nothing elsewhere.
+# number for both costs 8% (32) or 13% (16) of a layer on maps of 4x4, and little elsewhere.
 SMALL_IN_SUMS, SMALL_IN_APPLY = 32, 16
 # Deviations from zero beyond which a mean is subtracted first, for accuracy.
 FAR = 4
