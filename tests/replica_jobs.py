@@ -8,7 +8,7 @@ from cases import correlated
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from whitenorm import DecorrelatedBatchNorm2d, synchronize
+from whitenorm import DecorrelatedBatchNorm2d, recalibrate, synchronize
 
 CHANNELS = 10  # in groups of 4: two whole ones and a remainder
 
@@ -132,3 +132,16 @@ def double_backward(rank):
     except RuntimeError as error:
         return str(error)
     return "no error"
+
+
+def recalibration(rank):
+    """Replicas with batches of different sizes and numbers."""
+    from test_recalibration import network, pictures, statistics
+
+    model = network(running="covariance")
+    x = pictures(30)
+    own = (x[:7], x[7:12]) if rank == 0 else (x[12:],)
+    found = recalibrate(model, own, process_group=dist.group.WORLD)
+    layer = synchronize(make_layer(running="covariance"))
+    recalibrate(layer, [x.repeat(1, 4, 1, 1)[:, :CHANNELS] for x in own])  # knows its replicas
+    return {"network": statistics(found.eval()), "layer": statistics(layer.eval())}

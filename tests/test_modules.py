@@ -503,27 +503,6 @@ def test_parameters_can_be_reset_under_another_default_device():
     assert torch.equal(layer.running_covariance, torch.eye(4).unsqueeze(0))
 
 
-@pytest.mark.parametrize(
-    ("other", "hint"),
-    [
-        (
-            nn.BatchNorm1d(8),
-            "the state is BatchNorm's; load it into the model with BatchNorm, then",
-        ),
-        (DecorrelatedBatchNorm1d(8, group_size=2), "groups of 2; build it with that group_size"),
-        (
-            DecorrelatedBatchNorm1d(8, group_size=4, running="covariance"),
-            "running='covariance'; build it with that",
-        ),
-    ],
-    ids=["BatchNorm", "group_size", "running"],
-)
-def test_a_state_of_another_kind_of_layer_says_what_to_do(other, hint):
-    model = nn.Sequential(DecorrelatedBatchNorm1d(8, group_size=4))
-    with pytest.raises(RuntimeError, match=hint):
-        model.load_state_dict(nn.Sequential(other).state_dict())
-
-
 def test_tensors_without_values_pass_through():
     """As tools do that measure a training step's memory or operations before it runs."""
     with FakeTensorMode():

@@ -11,6 +11,7 @@ from whitenorm.modules import (
     DecorrelatedBatchNorm3d,
     TranslatedReLU,
 )
+from whitenorm.recalibration import recalibrate
 from whitenorm.whitening import whitening_matrix
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "decorrelated_batch_norm",
     "fold",
     "fold_weights",
+    "recalibrate",
     "synchronize",
     "whitening_matrix",
 ]

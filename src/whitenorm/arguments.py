@@ -14,7 +14,12 @@ RUNNING = ("whitening", "covariance")
 
 
 def check_options(
-    eps: float, group_size: int, whitening: str, running: str, iterations: int
+    eps: float,
+    group_size: int,
+    whitening: str,
+    running: str,
+    shrinkage: float | str,
+    iterations: int,
 ) -> None:
     """Raises a ValueError that says which option is wrong, and what it may be."""
     for name, number in (("group_size", group_size), ("iterations", iterations)):
@@ -28,6 +33,8 @@ def check_options(
             raise ValueError(
                 f"{name} must be one of {', '.join(map(repr, known))}, got {choice!r}"
             )
+    if shrinkage != "auto" and not (isinstance(shrinkage, int | float) and 0 <= shrinkage <= 1):
+        raise ValueError(f"shrinkage must be 'auto' or a number from 0 to 1, got {shrinkage!r}")
     if not eps >= 0:
         raise ValueError(f"eps must not be negative, got {eps!r}")
 

@@ -25,7 +25,7 @@ from whitenorm.precision import algebra_dtype
 
 __all__ = ["convert_batchnorm"]
 
-OPTIONS = ("group_size", "whitening", "running", "iterations")
+OPTIONS = ("group_size", "whitening", "running", "shrinkage", "iterations")
 
 # torch keeps a module's hooks in these; a handle's remove() works on the same dictionaries.
 _HOOKS = (

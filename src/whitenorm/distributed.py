@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:  # torch may be built without torch.distributed
     ProcessGroup = Any
 
-__all__ = ["ProcessGroup", "Synchronized", "add_up", "combine", "synchronize"]
+__all__ = ["ProcessGroup", "Synchronized", "add_up", "combine", "pool", "synchronize"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -96,17 +96,22 @@ def combine(
     gathered = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, packed, group=group)
     unpacked = [_unpack(vector, [torch.empty(1), *means, *moments]) for vector in gathered]
-    counts = torch.stack([parts[0] for parts in unpacked]).view(-1, 1, 1, 1)
+    counts, *stacked = (torch.stack(parts) for parts in zip(*unpacked, strict=True))
+    pairs = zip(stacked[: len(means)], stacked[len(means) :], strict=True)
+    joint = [pool(counts, mean, moment) for mean, moment in pairs]
     total = counts.sum().clamp(min=1)
-    joint_means, joint_moments = [], []
-    for i in range(len(means)):
-        mean = torch.stack([parts[1 + i] for parts in unpacked])
-        moment = torch.stack([parts[1 + len(means) + i] for parts in unpacked])
-        joint = (counts * mean).sum(0) / total
-        away = mean - joint
-        joint_means.append(joint)
-        joint_moments.append((moment + counts * away * away.mT).sum(0))
-    return total, joint_means, joint_moments
+    return total, [mean for mean, _ in joint], [moment for _, moment in joint]
+
+
+def pool(counts: Tensor, means: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and second central moment of several sets of samples together.
+
+    Counts [n], means [n, G, k, 1], moments [n, G, k, k].
+    """
+    counts = counts.view(-1, 1, 1, 1)
+    joint = (counts * means).sum(0) / counts.sum().clamp(min=1)
+    away = means - joint
+    return joint, (moments + counts * away * away.mT).sum(0)
 
 
 def add_up(tensors: list[Tensor], group: ProcessGroup) -> list[Tensor]:

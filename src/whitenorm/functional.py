@@ -24,6 +24,7 @@ from whitenorm.layout import (
 )
 from whitenorm.passes import Term, apply, moments, sums
 from whitenorm.precision import algebra_dtype, no_autocast, surely_finite, work_dtype
+from whitenorm.shrinkage import kept_share, shrink
 from whitenorm.whitening import WHITENINGS, decompose, one_by_one, whitening_matrix
 
 __all__ = ["decorrelated_batch_norm"]
@@ -42,6 +43,7 @@ def decorrelated_batch_norm(
     group_size: int = 16,
     whitening: str = "zca",
     running: str = "whitening",
+    shrinkage: float | str = 0.0,
     iterations: int = 5,
     num_batches_tracked: Tensor | None = None,
     process_group: ProcessGroup | None = None,
@@ -67,6 +69,8 @@ def decorrelated_batch_norm(
         whitening: ``"zca"``, ``"pca"``, ``"cholesky"`` or ``"newton"``.
         running: What ``running_matrix`` averages: the ``"whitening"`` matrix as in the paper, or
             the ``"covariance"`` (without eps, and unbiased, as BatchNorm's running variance).
+        shrinkage: How far covariances are drawn towards their diagonals in training: a number from
+            0 (the paper) to 1 (BatchNorm), or ``"auto"``, an estimate from the batch.
         iterations: Steps of ``"newton"``.
         num_batches_tracked: Counts, in place, the batches that the running statistics hold.
         process_group: Replicas of torch.distributed whose batches count as one in training.
@@ -77,7 +81,7 @@ def decorrelated_batch_norm(
         >>> torch.allclose(y.T.cov(correction=0), torch.eye(8, dtype=torch.float64), atol=1e-3)
         True
     """
-    check_options(eps, group_size, whitening, running, iterations)
+    check_options(eps, group_size, whitening, running, shrinkage, iterations)
     check_tensors(input, running_mean, running_matrix, weight, bias, group_size)
     if training:
         check_training(input, running_mean, momentum, num_batches_tracked, process_group)
@@ -86,7 +90,7 @@ def decorrelated_batch_norm(
             "inference needs running_mean and running_matrix (one of them is None); "
             "give both, or pass training=True to use the statistics of the batch"
         )
-    method = _Method(eps, group_size, whitening, iterations, running, process_group)
+    method = _Method(eps, group_size, whitening, iterations, running, shrinkage, process_group)
     with no_autocast(input.device.type):
         if not training:
             mean, matrix = cast(Tensor, running_mean), cast(Tensor, running_matrix)
@@ -95,7 +99,7 @@ def decorrelated_batch_norm(
                     matrix, input.shape[1], eps, whitening, iterations
                 )
             return _inference(input, mean, matrix, weight, bias, group_size)
-        y, mean, W, _, _, *covariance = _BatchWhitening.apply(input, weight, bias, method)
+        y, mean, W, _, _, _, *covariance = _BatchWhitening.apply(input, weight, bias, method)
         if running_mean is not None and (input.numel() > 0 or process_group is not None):
             matrix = covariance[0] if running == "covariance" else W
             _update(running_mean, running_matrix, momentum, num_batches_tracked, mean, matrix)
@@ -110,6 +114,7 @@ class _Method(NamedTuple):
     whitening: str
     iterations: int
     running: str
+    shrinkage: float | str
     process_group: ProcessGroup | None
 
 
@@ -125,6 +130,17 @@ def whitening_of_running_covariance(
         whitening_matrix(_of_groups(covariance, span), eps, whitening, iterations)
         for span in spans_of(channels, covariance.shape[-1])
     ]
+    return joined_matrices(parts)
+
+
+def covariance_of_running_whitening(matrix: Tensor, channels: int, eps: float) -> Tensor:
+    """(W^T W)^-1 - eps I: whose whitening these matrices are, by ZCA or Cholesky."""
+    matrix = matrix.to(algebra_dtype(matrix))
+    parts = []
+    for span in spans_of(channels, matrix.shape[-1]):
+        inverse = torch.linalg.inv_ex(_of_groups(matrix, span)).inverse
+        parts.append(inverse @ inverse.mT)
+        parts[-1].diagonal(dim1=-2, dim2=-1).sub_(eps)
     return joined_matrices(parts)
 
 
@@ -164,8 +180,9 @@ class _BatchWhitening(Function):
     """y = P (x - mu) + bias, P = diag(weight) W, where mu and W are functions of the same x.
 
     Gives y and, as constants, the batch's mean (C,), W [G, k, k], what the derivative of W needs
-    (see :class:`whitenorm.whitening.Whitening`), the shift (C,) of the passes, which is empty if
-    there is none, and the unbiased covariance [G, k, k] if that is averaged.
+    (see :class:`whitenorm.whitening.Whitening`), the shift (C,) of the passes, the share of each
+    group's covariances that shrinkage keeps [G, 1, 1], both empty if there is none, and the
+    unbiased covariance [G, k, k] if that is averaged.
     """
 
     @staticmethod
@@ -186,9 +203,13 @@ class _BatchWhitening(Function):
             count, means, central = combine(own, means, central, method.process_group)
 
         # The whitening matrix, and what its derivative will need.
-        matrices, factors = [], []
-        for moment in central:
+        matrices, factors, shares = [], [], []
+        for i, moment in enumerate(central):
             S = moment / count
+            kept = kept_share(S, method.eps, method.shrinkage, count)
+            if kept is not None:
+                S, central[i] = shrink(S, kept), shrink(moment, kept)
+                shares.append(kept)
             S.diagonal(dim1=-2, dim2=-1).add_(method.eps)
             W, factor = decompose(S, method.eps, method.whitening, method.iterations)
             matrices.append(W.to(work, copy=True))  # no tensor may be given back twice
@@ -213,6 +234,7 @@ class _BatchWhitening(Function):
             zeros = [torch.zeros_like(mean, dtype=work) for mean in means]
             pairs = zip(shifts, zeros, strict=True)
             outputs.append(_joined([zero if shift is None else shift for shift, zero in pairs]))
+        outputs.append(torch.cat(shares) if shares else x.new_empty(0))
         if method.running == "covariance":
             outputs.append(joined_matrices([moment / (count - 1) for moment in central]))
         return tuple(outputs)
@@ -220,10 +242,10 @@ class _BatchWhitening(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, weight, bias, ctx.method = inputs
-        _, mean, W, factor, shift, *_ = output
+        _, mean, W, factor, shift, kept, *_ = output
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, bias, mean, W, factor, shift)
+        ctx.save_for_backward(x, weight, bias, mean, W, factor, shift, kept)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
@@ -273,6 +295,7 @@ def _backward(
     W: Tensor,
     factor: Tensor,
     shift: Tensor,
+    kept: Tensor,
 ) -> _Gradients:
     """Gradients of input, weight and bias from s = sum g_i and A = sum g_i (x_i - mu)^T.
 
@@ -311,6 +334,8 @@ def _backward(
         dW, F = _scaled(outers[i], weight, span.channels), _of_groups(factor, span)
         # F is the one of S, W and F that the derivative takes its values from.
         dS = WHITENINGS[method.whitening].vjp(F, F, F, dW.to(F.dtype), method.iterations)
+        if kept.numel() > 0:
+            dS = shrink(dS, of_channels(kept, span.groups).to(dS.dtype))
         Q = (dS * (2 / count)).to(work)
         constant = torch.bmm(P, totals[i] / -count)
         constant = torch.baddbmm(constant, Q, offsets[i], alpha=-1)
@@ -362,7 +387,10 @@ def _differentiable_forward(
         view = grouped(part, size, rows).to(work_dtype(x))
         centred = view - view.mean((0, -1), keepdim=True)
         outer = (centred @ centred.mT).sum(0, dtype=algebra_dtype(x))
-        covariance = outer / (view.shape[0] * view.shape[-1])
+        count = view.shape[0] * view.shape[-1]
+        covariance = outer / count
+        kept = kept_share(covariance.detach(), method.eps, method.shrinkage, count)
+        covariance = shrink(covariance, kept)
         W = whitening_matrix(covariance, method.eps, method.whitening, method.iterations)
         y = _scaled(W, weight, channels).to(view.dtype) @ centred
         if bias is not None:

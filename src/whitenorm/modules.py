@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from whitenorm.arguments import RUNNING, check_options
+from whitenorm.arguments import check_options
 from whitenorm.distributed import ProcessGroup, Synchronized
 from whitenorm.functional import decorrelated_batch_norm, whitening_of_running_covariance
 from whitenorm.precision import work_dtype
+from whitenorm.states import convert_state, mismatch
 
 __all__ = [
     "DecorrelatedBatchNorm",
@@ -55,10 +56,11 @@ class DecorrelatedBatchNorm(nn.Module):
         group_size: int = 16,
         whitening: str = "zca",
         running: str = "whitening",
+        shrinkage: float | str = 0.0,
         iterations: int = 5,
     ) -> None:
         super().__init__()
-        check_options(eps, group_size, whitening, running, iterations)
+        check_options(eps, group_size, whitening, running, shrinkage, iterations)
         if not isinstance(num_features, int) or num_features < 1:
             raise ValueError(f"num_features must be a positive integer, got {num_features!r}")
         self.num_features = num_features
@@ -69,6 +71,7 @@ class DecorrelatedBatchNorm(nn.Module):
         self.group_size = group_size
         self.whitening = whitening
         self.running = running
+        self.shrinkage = shrinkage
         self.iterations = iterations
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(num_features, **factory)) if affine else None
@@ -147,6 +150,7 @@ class DecorrelatedBatchNorm(nn.Module):
             group_size=self.group_size,
             whitening=self.whitening,
             running=running,
+            shrinkage=self.shrinkage,
             iterations=self.iterations,
             num_batches_tracked=self.num_batches_tracked,
             process_group=self._process_group(),
@@ -194,30 +198,13 @@ class DecorrelatedBatchNorm(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        convert_state(self, state_dict, prefix)
         super()._load_from_state_dict(
             state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if strict and (hint := self._mismatch(state_dict, prefix)):
+        if strict and (hint := mismatch(self, state_dict, prefix)):
             error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {hint}.")
         self._whiten_running_covariance()
-
-    def _mismatch(self, state_dict: dict[str, Any], prefix: str) -> str | None:
-        """What to do about a state of another kind of layer; None if it is of this kind."""
-        if self.running_mean is None:
-            return None
-        matrix = state_dict.get(f"{prefix}running_{self.running}")
-        if matrix is None:
-            if f"{prefix}running_var" in state_dict:
-                return (
-                    "the state is BatchNorm's; load it into the model with BatchNorm, then call "
-                    "whitenorm.convert_batchnorm"
-                )
-            for other in RUNNING:
-                if f"{prefix}running_{other}" in state_dict:
-                    return f"the state is of a layer with running={other!r}; build it with that"
-        elif matrix.shape != self._running_matrix.shape:
-            return f"the state is of groups of {matrix.shape[-1]}; build it with that group_size"
-        return None
 
     def __prepare_scriptable__(self) -> Any:
         raise RuntimeError(
@@ -273,6 +260,7 @@ class DecorrelatedBatchNorm(nn.Module):
             f"group_size={self.group_size}, whitening={self.whitening!r}, "
             f"running={self.running!r}"
         )
+        text += f", shrinkage={self.shrinkage!r}" if self.shrinkage != 0 else ""
         text += f", iterations={self.iterations}" if self.whitening == "newton" else ""
         return text + (", synchronized" if self.synchronized is not None else "")
 
@@ -335,6 +323,10 @@ class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
             See :func:`whitenorm.whitening_matrix`.
         running: ``"whitening"`` averages :math:`W`, as in the paper; ``"covariance"`` averages the
             unbiased covariance and whitens with that in inference.
+        shrinkage: Draws each covariance towards its own diagonal before it is whitened,
+            :math:`(1 - r) S + r\,\mathrm{diag}(S)`: a number :math:`r` from 0 (the paper) to 1
+            (BatchNorm), or ``"auto"``, which estimates it from the correlations and the number of
+            samples of each batch; near 0 with many samples, larger with few.
         iterations: Steps of ``"newton"``.
 
     Shape:

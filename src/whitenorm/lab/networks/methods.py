@@ -88,7 +88,8 @@ def _norm(layer: Callable[..., nn.Module], **options: Any) -> Row:
 
 
 _BATCH = {"eps": 1e-5, "momentum": 0.1, "affine": True}
-_DBN = {**_BATCH, "group_size": 16, "running": "whitening"}  # group_size None: the whole layer
+# As in the paper, which the layer's own defaults aren't; group_size None: the whole layer.
+_DBN = {**_BATCH, "group_size": 16, "running": "whitening", "shrinkage": 0.0}
 
 METHODS: dict[str, Row] = {
     "plain": Row({}, dict),
