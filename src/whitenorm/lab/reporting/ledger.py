@@ -16,6 +16,7 @@ from whitenorm.lab.reporting.find import find_results
 from whitenorm.lab.reporting.markdown import fill_slots
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
+from whitenorm.lab.studies.study import BEYOND, Study
 
 
 def fill_pages(folder: Path) -> list[Path]:
@@ -53,7 +54,9 @@ def ledger(found: Iterable[Results]) -> dict[str, str]:
     }
     slots = {
         "summary": tables.markdown(_summary(judged)),
-        "verdicts": tables.markdown(tables.verdicts(*judged.values())),
+        "verdicts": tables.markdown(
+            tables.verdicts(*(r for r in judged.values() if _is_of_paper(r.study)))
+        ),
     }
     for results in by_scale.values():
         key = f"{results.study.name}-{results.scale_name}"
@@ -69,11 +72,15 @@ def _summary(judged: dict[str, Results]) -> tables.Table:
     for study in STUDIES.values():
         results = judged.get(study.name)
         command = _command(study.name, results.scale_name if results else "paper")
-        for claim in study.claims if study.name != "demo" else ():
+        for claim in study.claims if _is_of_paper(study) else ():
             status = tables.status_words(claim, results)
             rows.append((study.reference, claim.quote, command, status))
     head = {"where": "text", "the paper says": "text", "run again": "code", "verdict": "status"}
     return tables.Table("All claims", head, rows)
+
+
+def _is_of_paper(study: Study) -> bool:
+    return study.reference != BEYOND and study.name != "demo"
 
 
 def _command(study: str, scale: str) -> str:

@@ -37,13 +37,19 @@ class Plot:
 
 
 def line_plots(results: Results, view: View) -> list[Plot]:
-    """The plots of a view: one for each panel with records, or one across all panels."""
+    """The plots of a view: one for each panel with records, or across panels that differ last."""
     panels = results.panels(view)
-    if view.kind == "across":
-        lines = results.across(view, panels)
-        names = {float(place): panel.name for place, panel in enumerate(panels)}
-        return [Plot("", panels[0], lines, "", names)] if lines else []
     plots = []
+    if view.kind == "across":
+        # "groups of 16, batch 32" is a place in the plot of "groups of 16".
+        by_title: dict[str, list[Panel]] = {}
+        for panel in panels:
+            by_title.setdefault(panel.name.rpartition(", ")[0], []).append(panel)
+        for title, some in by_title.items():
+            if lines := results.across(view, some):
+                names = {float(i): p.name.rpartition(", ")[2] for i, p in enumerate(some)}
+                plots.append(Plot(title, some[0], lines, "", names))
+        return plots
     for panel in panels:
         if lines := results.series(view, panel):
             values = sorted({x for line in lines for x in line.x})
@@ -101,7 +107,7 @@ def draw(results: Results, view: View) -> Figure | None:
     plots = line_plots(results, view)
     if not plots:
         return None
-    columns = min(len(plots), 2)
+    columns = min(len(plots), 2 if len(plots) <= 6 else 3)
     rows = math.ceil(len(plots) / columns)
     figure = Figure(figsize=(0.6 + 4.2 * columns, 0.6 + 3.1 * rows), layout="constrained")
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -58,14 +58,14 @@ def tabulated(results: Results) -> list[tuple[Panel, Curve]]:
 
 
 def verdicts(*results: Results) -> Table:
-    """What the paper says, and whether these records agree."""
+    """What the paper says, or a study beyond it, and whether these records agree."""
     rows = [
         (each.study.reference, claim.quote, status_words(claim, each))
         for each in results
         for claim in each.study.claims
     ]
-    head = {"where": "text", "the paper says": "text", "these records": "status"}
-    return Table("What the paper says", head, rows)
+    head = {"where": "text", "claim": "text", "these records": "status"}
+    return Table("Claims", head, rows)
 
 
 def beside_the_paper(results: Results) -> Table:

@@ -1,4 +1,4 @@
-r"""The studies: one table, a row for each figure and table of the paper and what else it says.
+r"""The studies: one table, a row for each figure and table of the paper and for what lies beyond.
 
 At scale "paper" the settings are those of the paper's text, and where it is silent those of the
 authors' published scripts. At scale "small" the same question is asked of less, in minutes. What a
@@ -11,11 +11,13 @@ from whitenorm.lab.studies.faces import FIG4, FIG5
 from whitenorm.lab.studies.perceptrons import DEMO, FIG2, FIG3
 from whitenorm.lab.studies.remarks import ISOMETRY, RUNNING
 from whitenorm.lab.studies.residual import TABLE1, TABLE2, TABLE3
+from whitenorm.lab.studies.robustness import RANK, SHRINKAGE
 from whitenorm.lab.studies.study import Study
 
 _FIGURES = (FIG2, FIG3, FIG4, FIG5, FIG6, FIG7)
 _TABLES = (TABLE1, TABLE2, TABLE3)
-STUDIES = {study.name: study for study in (*_FIGURES, *_TABLES, ISOMETRY, RUNNING, DEMO)}
+_OTHERS = (ISOMETRY, RUNNING, RANK, SHRINKAGE, DEMO)
+STUDIES = {study.name: study for study in (*_FIGURES, *_TABLES, *_OTHERS)}
 
 
 def find_study(name: str) -> Study:

@@ -63,12 +63,15 @@ def lower(measure: Measure, pairs: Pairs, panels: Sequence[str] | None = None) -
     return _judge(measure, pairs, compare, panels)
 
 
-def no_higher(measure: Measure, pairs: Pairs) -> Judge:
-    """Whether, of each pair (one, other), the one's measure isn't clearly above the other's."""
+def no_higher(measure: Measure, pairs: Pairs, by: float = 0.0) -> Judge:
+    """Whether, of each pair (one, other), the one's measure isn't clearly above the other's.
+
+    By more than ``by``, if it is given: a difference that is clear may still not matter.
+    """
 
     def holds(one: Summary, other: Summary) -> bool | None:
         above = compare(other, one)
-        return None if above is None else not above
+        return None if above is None else not (above and one.mean - other.mean > by)
 
     return _judge(measure, pairs, holds)
 

@@ -102,8 +102,11 @@ class Results:
 
     def records(self, curve: Curve) -> list[Record]:
         """The curve's runs that are drawn, by seed."""
-        point = self.choice(curve).point
-        return [] if point is None else self._seeds.get(curve.seed_run(point, 0).id, [])
+        point, own = self.choice(curve).point, self.scale.selection.seed
+        if point is None:
+            return []
+        found = self._seeds.get(curve.seed_run(point, 0).id, [])
+        return [record for record in found if own == 0 or record.run.seed != own]
 
     def final(self, curve: Curve, metric: str) -> Summary:
         """A last value over seeds; ``"seconds@0.1"`` is when the training loss came to 0.1."""

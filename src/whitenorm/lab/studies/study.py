@@ -27,8 +27,9 @@ class Selection:
 
     metric: str = "train_loss"  # of a record's last values; the lowest is chosen
     # Training examples that the grid's runs hold out and are judged on; the seeds' runs train on
-    # all. With 0, the grid's runs are those of the first seed.
+    # all. With 0 and the same seed, the grid's runs are those of the first seed.
     validation: int = 0
+    seed: int = 0  # of the grid's runs; one that isn't drawn keeps choice and result apart
 
     @property
     def text(self) -> str:
@@ -54,8 +55,8 @@ class Curve:
         ]
 
     def grid_run(self, point: Mapping[str, Any], selection: Selection) -> Run:
-        """The run that judges a point, with the first seed."""
-        fixed = {"seed": 0, "probes": {}, "validation": selection.validation}
+        """The run that judges a point, with the selection's seed."""
+        fixed = {"seed": selection.seed, "probes": {}, "validation": selection.validation}
         return self.run.changed({**point, **fixed})
 
     def seed_run(self, point: Mapping[str, Any], seed: int) -> Run:
@@ -213,20 +214,23 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that the paper says, and how records judge it."""
+    """Something that the paper says, or a study beyond it, and how records judge it."""
 
     quote: str
     criterion: str  # what is compared, stated before any result was known
     judge: Callable[[Results], Verdict]
 
 
+BEYOND = "Beyond the paper"
+
+
 @dataclass(frozen=True)
 class Study:
-    """A figure or table of the paper."""
+    """A figure or table of the paper, or a question beyond it."""
 
     name: str
     title: str
-    reference: str  # "Figure 3"
+    reference: str  # "Figure 3", or BEYOND
     question: str
     scales: Mapping[str, Scale]
     views: tuple[View, ...]
