@@ -23,10 +23,10 @@ def estimate(x):
 
 
 @pytest.mark.parametrize("whitening", TIE_FREE)
-@pytest.mark.parametrize("shrinkage", [0.3, "auto"])
+@pytest.mark.parametrize("shrinkage", [0.3, "auto", "bounded"])
 def test_the_output_is_whitened_by_the_covariance_drawn_to_its_diagonal(whitening, shrinkage):
     x = correlated((40, 5))
-    r = estimate(x) if shrinkage == "auto" else shrinkage
+    r = shrinkage if isinstance(shrinkage, float) else max(estimate(x), 0.05)
     assert 0 < r < 1
     S = covariance(x)
     W = whitening_of((1 - r) * S + r * torch.diag(S.diagonal()), 1e-12, whitening)
@@ -72,6 +72,28 @@ def test_the_estimate_tends_to_0_with_samples_and_to_1_without_correlations():
     assert kept(many.cumsum(1)) > 0.999
     few = torch.randn(50, 32, generator=generator, dtype=torch.float64)
     assert kept(few) < 0.1
+
+
+def test_the_bounded_estimate_is_at_least_a_twentieth():
+    many, few = correlated((5000, 6)).cumsum(1), correlated((9, 6))
+    assert estimate(many) < 0.05 < estimate(few) < 1
+    for x, r in ((many, 0.05), (few, estimate(few))):
+        kept = kept_share(covariance(x).unsqueeze(0), 0.0, "bounded", len(x))
+        torch.testing.assert_close(float(kept), 1 - r)
+
+
+def test_the_bounded_estimate_bounds_the_gain_however_many_samples():
+    """32 channels from 9 inputs: without it, directions of no variance are amplified 316 times."""
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(9, 32, generator=generator, dtype=torch.float64)
+    x = torch.randn(10_000, 9, generator=generator, dtype=torch.float64) @ mixing
+    S = covariance(x / x.std(0)).unsqueeze(0)
+    gains = [
+        torch.linalg.matrix_norm(whitening_of(shrink(S, kept_share(S, 1e-5, how, 10_000))), 2)
+        for how in (0.0, "bounded")
+    ]
+    assert gains[0] > 300
+    assert gains[1] < 4.6
 
 
 def test_each_group_has_an_estimate_of_its_own():
@@ -137,7 +159,7 @@ def test_the_running_covariance_is_what_was_whitened():
 
 @pytest.mark.parametrize("shrinkage", [-0.1, 1.1, "all", None, float("nan")])
 def test_what_is_no_shrinkage_is_refused(shrinkage):
-    with pytest.raises(ValueError, match=r"'auto' or a number from 0 to 1, got"):
+    with pytest.raises(ValueError, match=r"'auto', 'bounded' or a number from 0 to 1, got"):
         DecorrelatedBatchNorm1d(4, shrinkage=shrinkage)
 
 

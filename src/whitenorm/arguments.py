@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whitenorm.shrinkage import ESTIMATES
 from whitenorm.whitening import WHITENINGS
 
 __all__ = ["RUNNING", "check_options", "check_tensors", "check_training"]
@@ -33,8 +34,12 @@ def check_options(
             raise ValueError(
                 f"{name} must be one of {', '.join(map(repr, known))}, got {choice!r}"
             )
-    if shrinkage != "auto" and not (isinstance(shrinkage, int | float) and 0 <= shrinkage <= 1):
-        raise ValueError(f"shrinkage must be 'auto' or a number from 0 to 1, got {shrinkage!r}")
+    is_number = isinstance(shrinkage, int | float) and 0 <= shrinkage <= 1
+    if not is_number and shrinkage not in ESTIMATES:
+        raise ValueError(
+            f"shrinkage must be {', '.join(map(repr, ESTIMATES))} or a number from 0 to 1, got "
+            f"{shrinkage!r}"
+        )
     if not eps >= 0:
         raise ValueError(f"eps must not be negative, got {eps!r}")
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["kept_share", "shrink"]
+__all__ = ["ESTIMATES", "LEAST", "kept_share", "shrink"]
+
+ESTIMATES = ("auto", "bounded")
+LEAST = 0.05  # of the estimate, if it is bounded
 
 
 def kept_share(
@@ -26,17 +29,22 @@ def kept_share(
                                    {\sum_{i \ne j} R_{ij}^2}\Big)
 
     It tends to 0 with many samples, and to 1 where correlations are no larger than chance.
+    ``"bounded"`` is the same but at least 0.05: however many samples, no direction is amplified
+    more than :math:`1 / \sqrt{0.05} = 4.5` times as much as channels without correlations are.
+    That is for channels which depend on each other, such as 16 that are computed from 9 pixels:
+    directions without variance turn with every update of the weights, faster than running
+    averages follow.
 
     Args:
         covariance: [n, k, k].
         eps: Added to the variances, so that channels without any have no correlations either.
-        shrinkage: r, or ``"auto"``.
+        shrinkage: r, ``"auto"`` or ``"bounded"``.
         samples: How many samples the covariance was estimated from.
     """
     if shrinkage == 0:
         return None
-    if shrinkage != "auto":
-        return covariance.new_full((covariance.shape[0], 1, 1), 1 - float(shrinkage))
+    if not isinstance(shrinkage, str):
+        return covariance.new_full((covariance.shape[0], 1, 1), 1 - shrinkage)
     inverse_root = (covariance.diagonal(dim1=-2, dim2=-1) + eps).rsqrt()
     squared = (covariance * inverse_root.unsqueeze(-1) * inverse_root.unsqueeze(-2)).square()
     squared.diagonal(dim1=-2, dim2=-1).zero_()
@@ -45,7 +53,9 @@ def kept_share(
     # The sum of (1 - R^2)^2 over i != j, multiplied out, for R is 0 on the diagonal now.
     spread = size * (size - 1) - 2 * total + squared.square().sum((-2, -1), keepdim=True)
     tiny = torch.finfo(total.dtype).tiny
-    return (1 - spread / ((samples - 1) * total).clamp(min=tiny)).clamp(min=0)
+    return (1 - spread / ((samples - 1) * total).clamp(min=tiny)).clamp(
+        min=0, max=1 - LEAST if shrinkage == "bounded" else 1
+    )
 
 
 def shrink(S: Tensor, kept: Tensor | None) -> Tensor:
