@@ -35,7 +35,7 @@ def main():
         if step % 25 == 0 or step == 99:
             print(f"replica {rank}, step {step:2}: loss {loss.item():.4f}", flush=True)
 
-    mine = model.module[1].running_whitening
+    mine = model.module[1].running_covariance
     everybodys = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(everybodys, mine)
     same = all(torch.equal(mine, other) for other in everybodys)

@@ -104,8 +104,10 @@ LAYERS = {
         {"group_size": 1},
         {"running": "covariance", "group_size": 4},
         {"running": "covariance", "whitening": "cholesky", "group_size": 4},
-        {"whitening": "pca", "group_size": 4},
-        {"whitening": "newton", "iterations": 7},
+        {"running": "whitening"},
+        {"running": "whitening", "whitening": "pca", "group_size": 4},
+        {"running": "whitening", "whitening": "newton", "iterations": 7},
+        {"shrinkage": "auto", "group_size": 4},
     ],
     ids=str,
 )
@@ -199,7 +201,7 @@ def test_training_mode_dtype_device_and_requires_grad_are_kept():
     assert [m.training for m in model] == [False, True, True]
     assert not model[0].weight.requires_grad
     assert model[0].bias.requires_grad
-    assert model[1].running_whitening.dtype == torch.float64
+    assert model[1].running_covariance.dtype == torch.float64
     assert {t.device.type for t in model[2].state_dict().values()} == {"meta"}
 
 
@@ -207,7 +209,8 @@ def test_a_half_precision_layer_keeps_its_dtype():
     norm = nn.BatchNorm2d(8).bfloat16().eval()
     x = torch.randn(2, 8, 3, 3, dtype=torch.bfloat16)
     layer = convert_batchnorm(norm)
-    assert layer.running_whitening.dtype == torch.bfloat16
+    assert layer.running_mean.dtype == torch.bfloat16
+    assert layer.running_covariance.dtype == torch.float32  # rounded, it would be none any more
     assert layer(x).dtype == torch.bfloat16
     assert torch.allclose(layer(x), norm(x), atol=0.05)
 
@@ -242,7 +245,7 @@ def test_a_checkpoint_of_a_converted_model_loads_into_another():
     first, second = convert_batchnorm(network()), convert_batchnorm(network())
     for module in first.modules():
         if isinstance(module, DecorrelatedBatchNorm):
-            module.running_whitening.add_(0.1)
+            module.running_covariance.add_(0.1)
     second.load_state_dict(first.state_dict())
     for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(a, b)
@@ -381,7 +384,7 @@ def test_a_wrong_value_of_an_option_is_an_error_and_nothing_is_changed():
 @pytest.mark.parametrize("whitening", ["pca", "newton"])
 def test_a_whitening_that_cannot_keep_the_outputs_is_an_error(whitening):
     with pytest.raises(ValueError, match=rf"whitening='{whitening}' .*use 'zca' or 'cholesky'"):
-        convert_batchnorm(network(), running="covariance", whitening=whitening)
+        convert_batchnorm(network(), whitening=whitening)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")

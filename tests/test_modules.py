@@ -142,7 +142,7 @@ def test_one_tensor_of_the_inputs_size_is_kept_for_backward(dtype):
 @pytest.mark.parametrize("group_size", [4, 5, 64])
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
 def test_running_statistics_follow_algorithm_1(cls, shape, group_size, momentum):
-    layer = cls(shape[1], momentum=momentum, group_size=group_size).double()
+    layer = cls(shape[1], momentum=momentum, group_size=group_size, running="whitening").double()
     sizes = [t.shape[1] for t in reference.split(torch.empty(shape), group_size)]
     mean, matrices = torch.zeros(shape[1]).double(), [torch.eye(k).double() for k in sizes]
     for step in range(4):
@@ -449,7 +449,7 @@ def test_compiled_training_without_gradients_is_one_graph():
     x = correlated((4, 8, 3, 3))
     y = torch.compile(other, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(y, eager(x))
-    torch.testing.assert_close(other.running_whitening, eager.running_whitening)
+    torch.testing.assert_close(other.running_covariance, eager.running_covariance)
 
 
 @COMPILES
@@ -475,7 +475,7 @@ def test_checkpointing_in_a_compiled_model_counts_a_batch_once():
     step(x).square().sum().backward()
     expected(x.detach())
     assert layer.num_batches_tracked == 1
-    torch.testing.assert_close(layer.running_whitening, expected.running_whitening)
+    torch.testing.assert_close(layer.running_covariance, expected.running_covariance)
 
 
 def test_a_traced_graph_holds_the_layer_as_one_node():
@@ -592,12 +592,14 @@ def test_a_wrong_option_is_refused_at_construction(options):
 
 def test_too_small_a_batch_warns_once_a_layer():
     layer = DecorrelatedBatchNorm1d(32)
-    with pytest.warns(UserWarning, match="a batch of 8 samples .* 16 channels.*group_size <= 8"):
+    words = "a batch of 8 samples .* 16 channels.*shrinkage='auto'.*group_size <= 8"
+    with pytest.warns(UserWarning, match=words):
         layer(torch.randn(8, 32))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(torch.randn(8, 32))
         DecorrelatedBatchNorm1d(32, group_size=8)(torch.randn(8, 32))
+        DecorrelatedBatchNorm1d(32, shrinkage="auto")(torch.randn(8, 32))
         DecorrelatedBatchNorm2d(32)(torch.randn(2, 32, 3, 3))
         layer.eval()(torch.randn(8, 32))
 
@@ -606,15 +608,15 @@ def test_repr_names_every_option():
     text = repr(DecorrelatedBatchNorm2d(8, group_size=4, whitening="newton", iterations=7))
     assert text == (
         "DecorrelatedBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, "
-        "track_running_stats=True, group_size=4, whitening='newton', running='whitening', "
+        "track_running_stats=True, group_size=4, whitening='newton', running='covariance', "
         "iterations=7)"
     )
 
 
 def test_groups_are_counted_with_the_remainder():
     assert DecorrelatedBatchNorm2d(42).num_groups == 3
-    assert DecorrelatedBatchNorm2d(42).running_whitening.shape == (3, 16, 16)
-    assert DecorrelatedBatchNorm2d(10, group_size=64).running_whitening.shape == (1, 10, 10)
+    assert DecorrelatedBatchNorm2d(42).running_covariance.shape == (3, 16, 16)
+    assert DecorrelatedBatchNorm2d(10, group_size=64).running_covariance.shape == (1, 10, 10)
 
 
 # --- TReLU --------------------------------------------------------------------------------------

@@ -238,7 +238,8 @@ def test_a_model_moved_to_half_precision_works():
     layer = DecorrelatedBatchNorm2d(32).bfloat16()
     x = correlated((16, 32, 8, 8)).bfloat16()
     assert layer(x).dtype == torch.bfloat16
-    assert layer.running_whitening.dtype == torch.bfloat16
+    assert layer.running_mean.dtype == torch.bfloat16
+    assert layer.running_covariance.dtype == torch.float32
     assert layer.eval()(x).dtype == torch.bfloat16
 
 

@@ -53,12 +53,9 @@ def convert_batchnorm(
     r"""Replaces BatchNorm layers by Decorrelated Batch Normalization, in place.
 
     In inference mode the model computes what it computed before: the running mean, the scale and
-    the shift are carried over, and the running whitening matrix is
-    :math:`\mathrm{diag}(1/\sqrt{\sigma^2 + \epsilon})`. Training goes on from there, and whitens.
-    (A BatchNorm without running statistics has no such inference mode: it whitens at once.)
-    Where the channels of a group can't be independent, as 16 channels computed from 9 pixels, take
-    a smaller ``group_size`` or ``running="covariance"``: an average of whitening matrices of
-    singular covariances makes a poor inference mode while the weights still move.
+    the shift are carried over, and the running variances become the diagonal of the running
+    covariance. Training goes on from there, and whitens. (A BatchNorm without running statistics
+    has no such inference mode: it whitens at once.)
 
     Parameters and buffers are the same objects as before, so an optimizer that was built already
     still holds them; eps, momentum, training mode, device, dtype, forward and backward hooks are
@@ -76,7 +73,7 @@ def convert_batchnorm(
             BatchNorm with an activation inside: a function of the old module and the new layer,
             for example ``lambda old, new: nn.Sequential(new, old.act)``. Without it such a
             subclass is an error, as its behaviour would be lost.
-        options: ``group_size``, ``whitening``, ``running`` and ``iterations`` of
+        options: ``group_size``, ``whitening``, ``running``, ``shrinkage`` and ``iterations`` of
             :class:`whitenorm.DecorrelatedBatchNorm2d`.
 
     Returns:
@@ -197,7 +194,8 @@ def _check_options(options: dict[str, Any]) -> None:
                 f"convert_batchnorm has no option {name!r}; it takes where, adapt, "
                 f"{', '.join(OPTIONS)}. Everything else is carried over from the BatchNorm"
             )
-    if options.get("running") == "covariance" and options.get("whitening") in ("pca", "newton"):
+    averaged = options.get("running", "covariance")
+    if averaged == "covariance" and options.get("whitening") in ("pca", "newton"):
         raise ValueError(
             f"with running='covariance', whitening={options['whitening']!r} does not turn a "
             "diagonal covariance into the diagonal scaling that BatchNorm has (PCA reorders the "

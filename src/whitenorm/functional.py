@@ -42,7 +42,7 @@ def decorrelated_batch_norm(
     *,
     group_size: int = 16,
     whitening: str = "zca",
-    running: str = "whitening",
+    running: str = "covariance",
     shrinkage: float | str = 0.0,
     iterations: int = 5,
     num_batches_tracked: Tensor | None = None,
@@ -67,10 +67,10 @@ def decorrelated_batch_norm(
         eps: Added to the diagonal of the covariance.
         group_size: How many contiguous channels are whitened together.
         whitening: ``"zca"``, ``"pca"``, ``"cholesky"`` or ``"newton"``.
-        running: What ``running_matrix`` averages: the ``"whitening"`` matrix as in the paper, or
-            the ``"covariance"`` (without eps, and unbiased, as BatchNorm's running variance).
+        running: What ``running_matrix`` averages: the ``"covariance"`` (without eps, and unbiased,
+            as BatchNorm's running variance), or the ``"whitening"`` matrix, as in the paper.
         shrinkage: How far covariances are drawn towards their diagonals in training: a number from
-            0 (the paper) to 1 (BatchNorm), or ``"auto"``, an estimate from the batch.
+            0 (the paper) to 1 (BatchNorm), ``"auto"`` or ``"bounded"``.
         iterations: Steps of ``"newton"``.
         num_batches_tracked: Counts, in place, the batches that the running statistics hold.
         process_group: Replicas of torch.distributed whose batches count as one in training.

@@ -3,12 +3,13 @@ r"""The layers: Decorrelated Batch Normalization over 1d, 2d and 3d inputs, and 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from whitenorm.arguments import check_options
+from whitenorm.compiled import present_whitening
 from whitenorm.distributed import ProcessGroup, Synchronized
 from whitenorm.functional import decorrelated_batch_norm, whitening_of_running_covariance
 from whitenorm.precision import work_dtype
@@ -55,7 +56,7 @@ class DecorrelatedBatchNorm(nn.Module):
         *,
         group_size: int = 16,
         whitening: str = "zca",
-        running: str = "whitening",
+        running: str = "covariance",
         shrinkage: float | str = 0.0,
         iterations: int = 5,
     ) -> None:
@@ -136,8 +137,7 @@ class DecorrelatedBatchNorm(nn.Module):
         if self.running_mean is not None:
             matrix = self._running_matrix
             if running == "covariance" and not self.training:
-                self._whiten_running_covariance()
-                matrix, running = self.inference_whitening, "whitening"
+                matrix, running = self._present_whitening(), "whitening"
         return decorrelated_batch_norm(
             input,
             self.running_mean,
@@ -165,12 +165,20 @@ class DecorrelatedBatchNorm(nn.Module):
     def _running_matrix(self) -> Tensor:
         return getattr(self, f"running_{self.running}")  # type: ignore[no-any-return]
 
-    def _whiten_running_covariance(self) -> None:
-        """Makes inference_whitening that of the present running covariance, if it isn't yet.
+    def _present_whitening(self) -> Tensor:
+        """What inference multiplies by: the whitening of the present running covariance.
 
-        In a graph that is being captured it is taken as it is, so that inference has no
-        decomposition in it: :meth:`eval`, loading and moving have brought it up to date.
+        An exported graph has inference_whitening as it is, so that there is no decomposition in
+        it: :meth:`eval`, loading and moving have brought it up to date.
         """
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            options = self.num_features, self.eps, self.whitening, self.iterations
+            return cast(Tensor, present_whitening(self._running_matrix, *options))
+        self._whiten_running_covariance()
+        return self.inference_whitening
+
+    def _whiten_running_covariance(self) -> None:
+        """Makes inference_whitening that of the present running covariance, if it isn't yet."""
         if self.running != "covariance" or self.running_mean is None or self.training:
             return
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
@@ -241,6 +249,8 @@ class DecorrelatedBatchNorm(nn.Module):
             )
         if not self.training or self._warned or self.synchronized is not None:
             return
+        if self.shrinkage != 0:
+            return
         if torch.compiler.is_compiling():
             return
         size, count = min(self.group_size, self.num_features), input.numel() // self.num_features
@@ -248,8 +258,8 @@ class DecorrelatedBatchNorm(nn.Module):
             self._warned = True
             warnings.warn(
                 f"a batch of {count} samples a channel cannot show how {size} channels vary: "
-                f"its covariance is singular, and eps={self.eps} decides the rest. Use a larger "
-                f"batch or group_size <= {count}.",
+                f"its covariance is singular, and eps={self.eps} decides the rest. Use "
+                f"shrinkage='auto', a larger batch or group_size <= {count}.",
                 stacklevel=3,
             )
 
@@ -299,7 +309,7 @@ class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
     exact through :math:`\mu` and :math:`W`, also where eigenvalues of :math:`S` are equal, and can
     be differentiated again. With ``group_size=1`` this is BatchNorm.
 
-    In training, running averages of :math:`\mu` and :math:`W` are kept, from 0 and :math:`I`:
+    In training, running averages of the mean and the covariance are kept, from 0 and :math:`I`:
     ``running = (1 - momentum) * running + momentum * batch``. Inference uses them instead of the
     batch's. With ``track_running_stats=False`` the batch's are used always. A batch that holds NaN
     or inf gives NaN in the groups it is in and leaves the running averages as they were.
@@ -321,12 +331,14 @@ class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
             derivative doesn't exist at equal eigenvalues (it shows why the paper doesn't use it);
             ``"cholesky"``; or ``"newton"``, which approaches ``"zca"`` by matrix products alone.
             See :func:`whitenorm.whitening_matrix`.
-        running: ``"whitening"`` averages :math:`W`, as in the paper; ``"covariance"`` averages the
-            unbiased covariance and whitens with that in inference.
+        running: ``"covariance"`` averages the unbiased covariance, and inference whitens with the
+            average; ``"whitening"`` averages :math:`W` itself, as in the paper, which goes wrong
+            where channels depend on each other or samples are few.
         shrinkage: Draws each covariance towards its own diagonal before it is whitened,
             :math:`(1 - r) S + r\,\mathrm{diag}(S)`: a number :math:`r` from 0 (the paper) to 1
             (BatchNorm), or ``"auto"``, which estimates it from the correlations and the number of
-            samples of each batch; near 0 with many samples, larger with few.
+            samples of each batch: near 0 with many samples, larger with few; or ``"bounded"``,
+            the same but at least 0.05, for channels that depend on each other.
         iterations: Steps of ``"newton"``.
 
     Shape:
