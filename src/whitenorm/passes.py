@@ -29,8 +29,9 @@ LONGEST = 2**12
 # Maps with fewer positions go together with those of other images in sums, and in apply. One
 # number for both costs 8% (32) or 13% (16) of a layer on maps of 4x4, and little elsewhere.
 SMALL_IN_SUMS, SMALL_IN_APPLY = 32, 16
-# Deviations from zero beyond which a mean is subtracted first, for accuracy.
-FAR = 4
+# Deviations from zero beyond which a mean is subtracted first, for accuracy, and beyond which
+# float32 has so few digits for the deviations that the rounding of its sums has a direction.
+FAR, VERY_FAR = 4, 2**10
 
 
 class Term(NamedTuple):
@@ -59,6 +60,8 @@ def moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tenso
         variance = central.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)  # times count
         if not (torch.addcmul(variance, mean, mean, value=-count / FAR**2) < 0).any():
             return None, mean, central
+        if (torch.addcmul(variance, mean, mean, value=-count / VERY_FAR**2) < 0).any():
+            work = dtype
         shift = mean.to(work_dtype(x))
     else:
         shift = _mean_of_some(x)
@@ -99,7 +102,8 @@ def sums(
     views = (x,) if g is None else (x, g)
     together = _go_together(x, SMALL_IN_SUMS)
     result: list[Tensor] = []
-    for piece, *rest in _pieces(views, work, together or shift is not None):
+    copied, longest = together or shift is not None, _longest_sum(x, work)
+    for piece, *rest in _pieces(views, work, copied, longest, together):
         right = left = _arranged(piece, shift, work, together)
         if rest:
             left = _arranged(rest[0], None, work, together)
@@ -108,6 +112,17 @@ def sums(
         result = [a.add_(b) for a, b in zip(result, more, strict=True)] if result else more
     total, outer = result
     return total, outer
+
+
+def _longest_sum(x: Tensor, work: torch.dtype) -> int:
+    """How many samples of a channel are added up in one product.
+
+    BLAS adds those of a few channels one after the other, so that fewer may be added. That shows
+    sooner in rows, and in half precision, whose coarse values are rounded in one direction.
+    """
+    size = x.shape[2]
+    narrow = 8 if x.dtype == work and not _lies_in_rows(x) else 12
+    return 128 * size if 1 < size < narrow else LONGEST
 
 
 def _over_images(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
@@ -179,21 +194,28 @@ def _go_together(view: Tensor, small: int) -> bool:
 
 
 def _pieces(
-    views: tuple[Tensor, ...], work: torch.dtype, copied: bool
+    views: tuple[Tensor, ...],
+    work: torch.dtype,
+    copied: bool,
+    longest: int = LONGEST,
+    added: bool = False,
 ) -> Iterable[tuple[Tensor, ...]]:
     """The views cut alike: so few samples of an image, and as many images as stay in the cache.
 
-    Where there is no cache to mind, the whole is one piece.
+    If images are ``added`` up, ``longest`` is a limit for the samples of all of them. Where there
+    is no cache to mind, the whole is one piece.
     """
     n, groups, size, count = views[0].shape
     if torch.compiler.is_compiling() or views[0].device.type != "cpu":
         return (views,)
     copied = copied or not all(v.dtype == work and _is_mergeable(v) for v in views)
-    positions = -(-count // max(-(-count // LONGEST), 1))  # about equal, and at most LONGEST
+    positions = -(-count // max(-(-count // longest), 1))  # about equal, and at most longest
     if copied:
         images = PIECE // max(groups * size * positions, 1)
     else:  # with each map goes a k x k matrix for each group, and has to stay in the cache too
         images = READ * PIECE // (groups * size * max(positions, 8 * size))
+    if added:
+        images = min(images, longest // max(positions, 1))
     images = max(images, 1)
     if images >= n and positions >= count:
         return (views,)
