@@ -158,7 +158,7 @@ def _inference(
         part = x[:, channels].to(work)
         centred = part - mean[channels].to(work).view(-1, *[1] * (x.dim() - 2))
         rows = is_channels_last(centred)
-        P = _scaled(matrix[groups, :size, :size], weight, channels).to(work)
+        P = _scaled(matrix[groups, :size, :size].to(work), weight, channels)
         y = P @ grouped(centred, size, rows)
         if bias is not None:
             y = y + bias[channels].to(work).view(-1, size, 1)
