@@ -280,6 +280,40 @@ def test_inference_uses_the_present_buffers_and_eps(change):
     torch.testing.assert_close(layer(x), expected_output(layer, x))
 
 
+@pytest.mark.parametrize("way", ["data.copy_", "data =", "numpy", "data.copy_ and eval"])
+def test_inference_uses_buffers_that_were_written_past_autograd(way):
+    """As many averages of models do: the version of the buffer stays what it was."""
+    layer = DecorrelatedBatchNorm1d(6, affine=False, running="covariance")
+    x = correlated((32, 6), dtype=torch.float32)
+    layer(x)
+    layer.eval()(x)
+    other = covariance(correlated((64, 6), 5)).float().unsqueeze(0)
+    if way == "data =":
+        layer.running_covariance.data = other
+    elif way == "numpy":
+        layer.running_covariance.numpy()[...] = other.numpy()
+    else:
+        layer.running_covariance.data.copy_(other)
+    if "eval" in way:  # for graphs that were captured, which can't look
+        expected = whitenorm.whitening_matrix(other, layer.eps)
+        torch.testing.assert_close(layer.eval().inference_whitening, expected)
+    torch.testing.assert_close(layer(x), expected_output(layer, x))
+
+
+@RUNNING
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_batch_in_training_may_come_between_inference_and_its_backward(running, affine):
+    layer = DecorrelatedBatchNorm1d(6, affine=affine, running=running).double()
+    x = correlated((32, 6))
+    layer(x)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    layer.eval()(a).pow(3).sum().backward()
+    y = layer(b).pow(3).sum()
+    layer.train()(2 * x)
+    y.backward()
+    assert torch.equal(a.grad, b.grad)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_nearly_equal_channels_stay_white_in_half_precision(dtype):
     common = correlated((512, 1), 3, dtype=torch.float32)

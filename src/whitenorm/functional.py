@@ -158,7 +158,9 @@ def _inference(
         part = x[:, channels].to(work)
         centred = part - mean[channels].to(work).view(-1, *[1] * (x.dim() - 2))
         rows = is_channels_last(centred)
-        P = _scaled(matrix[groups, :size, :size].to(work), weight, channels)
+        # A copy, since a batch in training may change the running average before backward.
+        W = matrix[groups, :size, :size].to(work, copy=True)
+        P = _scaled(W, weight, channels)
         y = P @ grouped(centred, size, rows)
         if bias is not None:
             y = y + bias[channels].to(work).view(-1, size, 1)

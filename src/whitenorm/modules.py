@@ -12,7 +12,7 @@ from whitenorm.arguments import check_options
 from whitenorm.compiled import present_whitening
 from whitenorm.distributed import ProcessGroup, Synchronized
 from whitenorm.functional import decorrelated_batch_norm, whitening_of_running_covariance
-from whitenorm.precision import work_dtype
+from whitenorm.precision import may_read_values, work_dtype
 from whitenorm.states import convert_state, mismatch
 
 __all__ = [
@@ -127,6 +127,7 @@ class DecorrelatedBatchNorm(nn.Module):
 
     def train(self, mode: bool = True) -> DecorrelatedBatchNorm:
         super().train(mode)
+        self._whitened = ()
         self._whiten_running_covariance()
         return self
 
@@ -184,17 +185,27 @@ class DecorrelatedBatchNorm(nn.Module):
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return
         covariance = self._running_matrix
+        options = (self.eps, self.whitening, self.iterations)
         version = None if covariance.is_inference() else covariance._version
-        present = (covariance, version, self.eps, self.whitening, self.iterations)
-        known = self._whitened
-        if known and known[0] is covariance and version is not None and known[1:] == present[1:]:
+        if self._whitened[1:] == (version, options) and self._is_as_whitened(covariance):
             return
         with torch.inference_mode(False), torch.no_grad():
-            W = whitening_of_running_covariance(
-                covariance.clone(), self.num_features, *present[2:]
-            )
+            copy = covariance.clone()
+            W = whitening_of_running_covariance(copy, self.num_features, *options)
             self.inference_whitening = W.to(covariance.dtype)
-        self._whitened = present
+        self._whitened = (covariance, copy), version, options
+
+    def _is_as_whitened(self, covariance: Tensor) -> bool:
+        """Whether it is the covariance that inference_whitening was made from.
+
+        Its version doesn't tell where it was written through ``.data`` or numpy. Its values do, if
+        they may be looked at: on other devices :meth:`eval` has to be called after such a write.
+        """
+        known, copy = self._whitened[0]
+        if known is not covariance or covariance.is_inference():
+            return False
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(covariance)
+        return wrapped or not may_read_values(covariance) or torch.equal(copy, covariance)
 
     def _load_from_state_dict(
         self,
