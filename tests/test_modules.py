@@ -295,7 +295,7 @@ def test_inference_uses_buffers_that_were_written_past_autograd(way):
     else:
         layer.running_covariance.data.copy_(other)
     if "eval" in way:  # for graphs that were captured, which can't look
-        expected = whitenorm.whitening_matrix(other, layer.eps)
+        expected = whitenorm.whitening_matrix(other.double(), layer.eps).float()
         torch.testing.assert_close(layer.eval().inference_whitening, expected)
     torch.testing.assert_close(layer(x), expected_output(layer, x))
 
@@ -512,15 +512,29 @@ def test_checkpointing_in_a_compiled_model_counts_a_batch_once():
     torch.testing.assert_close(layer.running_covariance, expected.running_covariance)
 
 
-def test_a_traced_graph_holds_the_layer_as_one_node():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), DecorrelatedBatchNorm2d(8, group_size=4))
+def test_a_layer_is_traced_by_itself():
+    layer = DecorrelatedBatchNorm2d(8, group_size=4)
+    x = correlated((4, 8, 3, 3), dtype=torch.float32)
+    layer(x)
+    layer.eval()
+    torch.testing.assert_close(torch.fx.symbolic_trace(layer)(x), layer(x))
+
+
+@RUNNING
+def test_a_traced_graph_holds_the_layer_as_one_node_that_follows_the_mode(running):
+    norm = DecorrelatedBatchNorm2d(8, group_size=4, running=running)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm)
+    traced = torch.fx.symbolic_trace(copy.deepcopy(model))
+    assert [node.op for node in traced.graph.nodes].count("call_module") == 2
     x = torch.randn(4, 3, 6, 6)
-    model(x)
-    model.eval()
-    traced = torch.fx.symbolic_trace(model)
     torch.testing.assert_close(traced(x), model(x))
-    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
-    assert called == [whitenorm.decorrelated_batch_norm]
+    traced.eval()
+    model.eval()
+    torch.testing.assert_close(traced(2 * x), model(2 * x))
+    assert traced.get_submodule("1").num_batches_tracked == 1
+    traced.train()
+    model.train()
+    torch.testing.assert_close(traced(2 * x), model(2 * x))
 
 
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script` is deprecated")

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-fx.wrap("decorrelated_batch_norm")  # one node of a traced graph, as BatchNorm is
+fx.wrap("decorrelated_batch_norm")  # one node of a graph that is traced from the layer itself
 
 
 class DecorrelatedBatchNorm(nn.Module):
@@ -134,6 +134,8 @@ class DecorrelatedBatchNorm(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         if not isinstance(input, fx.Proxy):
             self._check_input(input)
+        elif getattr(input.tracer, "root", self) is not self:
+            return self._traced(input)
         matrix, running = None, self.running
         if self.running_mean is not None:
             matrix = self._running_matrix
@@ -156,6 +158,11 @@ class DecorrelatedBatchNorm(nn.Module):
             num_batches_tracked=self.num_batches_tracked,
             process_group=self._process_group(),
         )
+
+    def _traced(self, input: fx.Proxy) -> Any:
+        """The layer as one node of a graph, as BatchNorm is, so that its mode can still change."""
+        tracer = cast(fx.Tracer, input.tracer)
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), {})
 
     def _process_group(self) -> ProcessGroup | None:
         """The replicas to talk to; nobody in evaluation mode, where some may not be called."""
