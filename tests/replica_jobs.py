@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from cases import correlated
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from whitenorm import DecorrelatedBatchNorm2d, recalibrate, synchronize
@@ -145,3 +147,44 @@ def recalibration(rank):
     layer = synchronize(make_layer(running="covariance"))
     recalibrate(layer, [x.repeat(1, 4, 1, 1)[:, :CHANNELS] for x in own])  # knows its replicas
     return {"network": statistics(found.eval()), "layer": statistics(layer.eval())}
+
+
+def fsdp(rank):
+    """Three steps of a sharded network, and the same on plain copies of each replica's batch."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(CHANNELS, 8, 3, padding=1, bias=False),
+        DecorrelatedBatchNorm2d(8, group_size=4, running="covariance"),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 6, 3, bias=False),
+        DecorrelatedBatchNorm2d(6, group_size=4, running="covariance"),
+        nn.Flatten(),
+        nn.Linear(6, 4),
+    ).double()
+    replicas = [copy.deepcopy(network) for _ in range(2)]
+    for layer in (network[0], network[1], network[3], network[4]):
+        fully_shard(layer)
+    fully_shard(network)
+    xs, _ = batches([8, 8])
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        network(xs[rank]).square().mean().backward()
+        optimizer.step()
+        for x, replica in zip(xs, replicas, strict=True):
+            replica.zero_grad()
+            replica(x).square().mean().backward()
+        with torch.no_grad():
+            for pair in zip(*[replica.parameters() for replica in replicas], strict=True):
+                step = 0.1 * sum(p.grad for p in pair) / len(pair)
+                for p in pair:
+                    p -= step
+    whole = {
+        name: value.full_tensor() if isinstance(value, DTensor) else value
+        for name, value in network.state_dict().items()
+    }
+    return {
+        "sharded": all(isinstance(p, DTensor) for p in network.parameters()),
+        "sharded state": {name: value.clone() for name, value in whole.items()},
+        "plain": {name: value.clone() for name, value in replicas[rank].state_dict().items()},
+    }
