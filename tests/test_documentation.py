@@ -142,6 +142,28 @@ def resolves(dotted):
     return False
 
 
+def rows_of_tables(page):
+    """The cells of each row, without those of headings."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if not line.startswith("| with |")
+    ]
+
+
+def test_the_tests_that_the_page_of_compatibility_names_exist():
+    text = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
+    rows = rows_of_tables(ROOT / "docs" / "compatibility.md")
+    assert rows
+    for _, works, why, tests in rows:
+        assert works in ("yes", "no")
+        named = re.findall(r"`(test_\w+)`", tests)
+        assert set(named) <= there
+        assert named or (works == "no" and why)
+
+
 def drawn(text):
     """The rows of the drawings in a text: words, names and a path below src/whitenorm or its lab.
 
