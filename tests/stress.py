@@ -63,6 +63,7 @@ class Case:
     far: float
     scale: float
     rotated: bool
+    shrinkage: float | str
 
     def __str__(self):
         size = "x".join(str(n) for n in self.shape)
@@ -70,7 +71,7 @@ class Case:
         return (
             f"case {self.seed}: {size} {dtype}, {self.layout}, groups of {self.group_size}, "
             f"{self.whitening}, condition {self.condition:.0e}, mean {self.far:.0e} deviations "
-            f"of {self.scale:.0e}, eps {self.eps:.0e}"
+            f"of {self.scale:.0e}, eps {self.eps:.0e}, shrinkage {self.shrinkage}"
         )
 
 
@@ -151,6 +152,7 @@ def draw(seed):
         far=rng.choice([0.0, 1.0, FARTHEST[dtype] ** rng.uniform(0, 1), FARTHEST[dtype]]),
         scale=scale,
         rotated=rng.random() < 0.7 or whitening == "pca",  # its signs need a first element
+        shrinkage=0.0 if whitening == "pca" else rng.choice([0.0, 0.0, 0.3, "auto"]),
     )
 
 
@@ -260,6 +262,7 @@ def make_layer(case):
         group_size=case.group_size,
         whitening=case.whitening,
         running=case.running,
+        shrinkage=case.shrinkage,
     )
     if case.affine:
         generator = torch.Generator().manual_seed(case.seed + 2)
@@ -311,7 +314,18 @@ def _newton(S):
 MATRICES = {"zca": _InverseRoot.apply, "pca": _pca, "cholesky": _cholesky, "newton": _newton}
 
 
-def whitened(part, eps, whitening):
+def shrunk(covariance, eps, shrinkage, count):
+    """Covariances between channels times 1 - r, where an estimated r is a constant."""
+    off = ~torch.eye(len(covariance)).bool()
+    if shrinkage == "auto":
+        variances = covariance.detach().diagonal() + eps
+        R = (covariance.detach() / torch.outer(variances, variances).sqrt())[off]
+        r = ((1 - R**2) ** 2).sum() / (count - 1) / (R**2).sum()
+        shrinkage = 1.0 if r.isnan() else min(1.0, r.item())  # NaN: of one channel
+    return torch.where(off, (1 - shrinkage) * covariance, covariance)
+
+
+def whitened(part, eps, whitening, shrinkage=0.0):
     """A group's samples, their mean, covariance and whitening matrix, differentiably.
 
     The mean is subtracted twice, since the first may be far from zero and be rounded.
@@ -321,7 +335,7 @@ def whitened(part, eps, whitening):
     centred = X - mean
     rest = centred.mean(1, keepdim=True)
     centred = centred - rest
-    covariance = centred @ centred.T / X.shape[1]
+    covariance = shrunk(centred @ centred.T / X.shape[1], eps, shrinkage, X.shape[1])
     W = MATRICES[whitening](covariance + eps * torch.eye(len(X)).double())
     return unsamples(W @ centred, part), (mean + rest).squeeze(1), covariance, W
 
@@ -350,7 +364,7 @@ def outcome(case):
 
     exact, parts = x.double().requires_grad_(), []
     for part in reference.split(exact, case.group_size):
-        y, mean, covariance, W = whitened(part, case.eps, case.whitening)
+        y, mean, covariance, W = whitened(part, case.eps, case.whitening, case.shrinkage)
         S = covariance.detach() + case.eps * torch.eye(len(covariance)).double()
         found.condition = max(found.condition, condition_of(S, case.whitening))
         ways = mean.abs() / covariance.diagonal().clamp_min(1e-300).sqrt()
