@@ -53,6 +53,8 @@ ILL_CONDITIONED = replace(
         ((40000, 8), 8, torch.float32, 9.9e3, 3.9),
         ((66090, 8), 8, torch.float32, 2e3, 1e5),
         ((200000, 2), 2, torch.bfloat16, 9.9e3, 3.9),
+        ((262144, 4), 4, torch.float32, 9.9e3, 3.9),
+        ((40000, 8), 8, torch.bfloat16, 9.9e3, 3.9),
         ((40000, 8), 8, torch.float16, 9.9e3, 3.9),
     ],
     ids=str,
