@@ -22,8 +22,9 @@ def batches(sizes):
     return x.split(sizes), dy.split(sizes)
 
 
-def make_layer(whitening="zca", running="whitening"):
-    layer = DecorrelatedBatchNorm2d(CHANNELS, group_size=4, whitening=whitening, running=running)
+def make_layer(whitening="zca", running="whitening", shrinkage=0.0):
+    options = {"whitening": whitening, "running": running, "shrinkage": shrinkage}
+    layer = DecorrelatedBatchNorm2d(CHANNELS, group_size=4, **options)
     layer.double()
     with torch.no_grad():
         layer.weight.copy_(correlated((2, CHANNELS))[0])
@@ -44,10 +45,10 @@ def forward_backward(layer, x, dy):
     }
 
 
-def one_layer(rank, sizes, whitening, running):
+def one_layer(rank, sizes, whitening, running, shrinkage):
     """Two steps of a synchronized layer, with the collectives counted."""
     xs, dys = batches(sizes)
-    layer = synchronize(make_layer(whitening, running))
+    layer = synchronize(make_layer(whitening, running, shrinkage))
     layer(xs[rank])
     counts = {"all_gather": 0, "all_reduce": 0}
     originals = {name: getattr(dist, name) for name in counts}

@@ -5,6 +5,7 @@ import copy
 import pytest
 import replica_jobs as jobs
 import torch
+import transformers
 from replicas import run_replicas
 from sklearn.datasets import load_digits
 from torch import nn
@@ -22,6 +23,7 @@ from whitenorm import DecorrelatedBatchNorm, DecorrelatedBatchNorm2d
 
 NORMS = {
     "BatchNorm": nn.BatchNorm2d,
+    "default": DecorrelatedBatchNorm2d,
     "whitening": lambda c: DecorrelatedBatchNorm2d(c, group_size=8, running="whitening"),
     "covariance": lambda c: DecorrelatedBatchNorm2d(c, group_size=8, running="covariance"),
 }
@@ -69,6 +71,48 @@ def train(model, batches, epochs=2, after=lambda: None, lr=0.05):
 def accuracy(model, test):
     x, y = test
     return (model.eval()(x).argmax(1) == y).float().mean().item()
+
+
+# --- swap and train -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_default_evaluates_well_where_16_channels_see_9_pixels(seed, digits):
+    """Each covariance is singular, however many samples there are."""
+    batches, test = digits
+    found = {}
+    for norm in (nn.BatchNorm2d, DecorrelatedBatchNorm2d):
+        torch.manual_seed(seed)
+        parts = nn.Conv2d(1, 32, 3), norm(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10)
+        model = nn.Sequential(*parts)
+        found[norm] = [accuracy(train(model, batches, epochs=1), test) for _ in range(3)]
+    assert min(found[DecorrelatedBatchNorm2d]) > min(found[nn.BatchNorm2d]) - 0.05
+
+
+def test_the_default_evaluates_well_where_a_batch_is_smaller_than_a_group(digits):
+    batches, test = digits
+    few = [(x[:8], y[:8]) for x, y in batches]
+    found = {}
+    for norm in (nn.BatchNorm1d, whitenorm.DecorrelatedBatchNorm1d):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 64), norm(64), nn.ReLU(), nn.Linear(64, 10)
+        )
+        found[norm] = accuracy(train(model.train(), few, epochs=8), test)
+    assert found[whitenorm.DecorrelatedBatchNorm1d] > found[nn.BatchNorm1d] - 0.05
+
+
+def test_a_converted_transformer_evaluates_within_bounds_after_one_step():
+    """LeViT on four pictures: with averages of whitening matrices its outputs are 1e29."""
+    torch.manual_seed(0)
+    config = transformers.LevitConfig(image_size=64, num_labels=3)
+    model = whitenorm.convert_batchnorm(transformers.LevitForImageClassification(config))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    pictures, labels = torch.randn(4, 3, 64, 64), torch.tensor([0, 1, 2, 0])
+    model.train()(pictures, labels=labels).loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        assert model.eval()(pictures).logits.abs().max() < 100
 
 
 # --- averages of weights ------------------------------------------------------------------------

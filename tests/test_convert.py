@@ -131,7 +131,8 @@ def test_group_size_one_trains_as_the_batchnorm_did():
 
 
 def test_a_converted_layer_whitens_in_training():
-    layer = convert_batchnorm(nn.BatchNorm1d(4, eps=1e-9, dtype=torch.float64))
+    norm = nn.BatchNorm1d(4, eps=1e-9, dtype=torch.float64)
+    layer = convert_batchnorm(norm, shrinkage=0.0)
     y = layer(correlated((200, 4)))
     assert torch.allclose(y.T.cov(correction=0), torch.eye(4, dtype=y.dtype), atol=1e-6)
 
@@ -167,7 +168,7 @@ def test_a_layer_without_scale_and_shift_or_without_shift_is_converted():
 def test_a_layer_without_running_statistics_whitens_each_batch_and_says_so(caplog):
     norm = nn.BatchNorm1d(4, 1e-9, track_running_stats=False, dtype=torch.float64).eval()
     with caplog.at_level(logging.WARNING, "whitenorm"):
-        layer = convert_batchnorm(nn.Sequential(norm))[0]
+        layer = convert_batchnorm(nn.Sequential(norm), shrinkage=0.0)[0]
     assert "'0': no running statistics" in caplog.text
     y = layer(correlated((200, 4)))
     assert torch.allclose(y.T.cov(correction=0), torch.eye(4, dtype=y.dtype), atol=1e-6)
@@ -421,7 +422,8 @@ class KeepsMethod(nn.Module):
 @pytest.mark.parametrize("kind", ["in a list", "by a method"])
 def test_a_layer_that_is_called_by_another_reference_is_replaced_there_too(kind):
     listed = Listed(nn.Conv2d(3, 8, 3), randomized(nn.BatchNorm2d(8)))
-    model = convert_batchnorm(listed if kind == "in a list" else KeepsMethod(), group_size=4)
+    model = listed if kind == "in a list" else KeepsMethod()
+    model = convert_batchnorm(model, group_size=4, shrinkage=0.0)
     x = torch.randn(8, 3, 6, 6)
     group = model(x)[:, :3].transpose(0, 1).flatten(1)
     assert (torch.corrcoef(group) - torch.eye(3)).abs().max() < 0.05

@@ -18,19 +18,21 @@ def assert_equal(value, expected):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "whitening", "running"),
+    ("sizes", "whitening", "running", "shrinkage"),
     [
-        ([5, 11], "zca", "whitening"),
-        ([5, 11, 0], "zca", "covariance"),
-        ([0, 16], "cholesky", "whitening"),
-        ([5, 11], "newton", "whitening"),
-        ([5, 11], "pca", "whitening"),
+        ([5, 11], "zca", "whitening", 0.0),
+        ([5, 11, 0], "zca", "covariance", "auto"),
+        ([0, 16], "cholesky", "whitening", 0.3),
+        ([5, 11], "newton", "whitening", 0.0),
+        ([5, 11], "pca", "whitening", 0.0),
     ],
 )
-def test_replicas_compute_what_one_process_does_on_the_joint_batch(sizes, whitening, running):
-    results = run_replicas(jobs.one_layer, len(sizes), sizes, whitening, running)
+def test_replicas_compute_what_one_process_does_on_the_joint_batch(
+    sizes, whitening, running, shrinkage
+):
+    results = run_replicas(jobs.one_layer, len(sizes), sizes, whitening, running, shrinkage)
     xs, dys = jobs.batches(sizes)
-    layer = jobs.make_layer(whitening, running)
+    layer = jobs.make_layer(whitening, running, shrinkage)
     layer(torch.cat(xs))
     expected = jobs.forward_backward(layer, torch.cat(xs), torch.cat(dys))
     for name in ("output", "input gradient"):

@@ -142,7 +142,8 @@ def test_one_tensor_of_the_inputs_size_is_kept_for_backward(dtype):
 @pytest.mark.parametrize("group_size", [4, 5, 64])
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
 def test_running_statistics_follow_algorithm_1(cls, shape, group_size, momentum):
-    layer = cls(shape[1], momentum=momentum, group_size=group_size, running="whitening").double()
+    paper = {"running": "whitening", "shrinkage": 0.0}
+    layer = cls(shape[1], momentum=momentum, group_size=group_size, **paper).double()
     sizes = [t.shape[1] for t in reference.split(torch.empty(shape), group_size)]
     mean, matrices = torch.zeros(shape[1]).double(), [torch.eye(k).double() for k in sizes]
     for step in range(4):
@@ -175,7 +176,7 @@ def test_running_statistics_follow_algorithm_1(cls, shape, group_size, momentum)
 @pytest.mark.parametrize("whitening", WHITENINGS)
 def test_a_running_covariance_is_unbiased_and_without_eps(whitening):
     layer = DecorrelatedBatchNorm1d(
-        4, eps=0.1, momentum=1.0, whitening=whitening, running="covariance"
+        4, eps=0.1, momentum=1.0, whitening=whitening, running="covariance", shrinkage=0.0
     ).double()
     x = correlated((10, 4))
     layer(x)
@@ -639,16 +640,16 @@ def test_a_wrong_option_is_refused_at_construction(options):
 
 
 def test_too_small_a_batch_warns_once_a_layer():
-    layer = DecorrelatedBatchNorm1d(32)
+    layer = DecorrelatedBatchNorm1d(32, shrinkage=0.0)
     words = "a batch of 8 samples .* 16 channels.*shrinkage='auto'.*group_size <= 8"
     with pytest.warns(UserWarning, match=words):
         layer(torch.randn(8, 32))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(torch.randn(8, 32))
-        DecorrelatedBatchNorm1d(32, group_size=8)(torch.randn(8, 32))
-        DecorrelatedBatchNorm1d(32, shrinkage="auto")(torch.randn(8, 32))
-        DecorrelatedBatchNorm2d(32)(torch.randn(2, 32, 3, 3))
+        DecorrelatedBatchNorm1d(32, group_size=8, shrinkage=0.0)(torch.randn(8, 32))
+        DecorrelatedBatchNorm1d(32)(torch.randn(8, 32))
+        DecorrelatedBatchNorm2d(32, shrinkage=0.0)(torch.randn(2, 32, 3, 3))
         layer.eval()(torch.randn(8, 32))
 
 
@@ -657,7 +658,7 @@ def test_repr_names_every_option():
     assert text == (
         "DecorrelatedBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, "
         "track_running_stats=True, group_size=4, whitening='newton', running='covariance', "
-        "iterations=7)"
+        "shrinkage='bounded', iterations=7)"
     )
 
 

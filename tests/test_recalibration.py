@@ -17,6 +17,7 @@ from whitenorm import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, recalibr
 def network(**options):
     """Both kinds of norms, a remainder, an in-place activation, dropout."""
     torch.manual_seed(0)
+    options = {"shrinkage": 0.0, **options}
     return nn.Sequential(
         nn.Conv2d(3, 10, 3),
         DecorrelatedBatchNorm2d(10, group_size=4, **options),
@@ -148,7 +149,7 @@ def test_a_layer_that_is_called_twice_pools_both_calls():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm = DecorrelatedBatchNorm1d(4, running="covariance").double()
+            self.norm = DecorrelatedBatchNorm1d(4, running="covariance", shrinkage=0.0).double()
 
         def forward(self, x):
             return self.norm(x), self.norm(3 * x + 1)
@@ -194,7 +195,7 @@ def test_a_converted_model_evaluates_well_after_it():
     x = torch.randn(400, 8) @ torch.randn(8, 8)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     model(x)
-    model = whitenorm.convert_batchnorm(model, group_size=8)
+    model = whitenorm.convert_batchnorm(model, group_size=8, shrinkage=0.0)
     recalibrate(model, x.split(10))
     y = model.eval()(x)
     torch.testing.assert_close(y.T.cov(), torch.eye(8), atol=0.02, rtol=0)

@@ -161,8 +161,3 @@ def test_the_running_covariance_is_what_was_whitened():
 def test_what_is_no_shrinkage_is_refused(shrinkage):
     with pytest.raises(ValueError, match=r"'auto', 'bounded' or a number from 0 to 1, got"):
         DecorrelatedBatchNorm1d(4, shrinkage=shrinkage)
-
-
-def test_repr_names_shrinkage_where_there_is_any():
-    assert "shrinkage='auto'" in repr(DecorrelatedBatchNorm1d(4, shrinkage="auto"))
-    assert "shrinkage" not in repr(DecorrelatedBatchNorm1d(4, shrinkage=0.0))

@@ -57,7 +57,7 @@ class DecorrelatedBatchNorm(nn.Module):
         group_size: int = 16,
         whitening: str = "zca",
         running: str = "covariance",
-        shrinkage: float | str = 0.0,
+        shrinkage: float | str = "bounded",
         iterations: int = 5,
     ) -> None:
         super().__init__()
@@ -286,9 +286,8 @@ class DecorrelatedBatchNorm(nn.Module):
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, "
             f"affine={self.affine}, track_running_stats={self.track_running_stats}, "
             f"group_size={self.group_size}, whitening={self.whitening!r}, "
-            f"running={self.running!r}"
+            f"running={self.running!r}, shrinkage={self.shrinkage!r}"
         )
-        text += f", shrinkage={self.shrinkage!r}" if self.shrinkage != 0 else ""
         text += f", iterations={self.iterations}" if self.whitening == "newton" else ""
         return text + (", synchronized" if self.synchronized is not None else "")
 
