@@ -3,7 +3,7 @@
 import pytest
 import reference
 import torch
-from cases import HARD, SHAPES, TIE_FREE, WHITENINGS, correlated, covariance
+from cases import HARD, SHAPES, WHITENINGS, correlated, covariance
 from torch.autograd import gradcheck, gradgradcheck
 
 from whitenorm import decorrelated_batch_norm, whitening_matrix
@@ -175,42 +175,3 @@ def test_a_gradient_penalty_trains():
     dx.pow(2).sum().backward()
     assert x.grad.abs().max() > 0
     assert weight.grad.isfinite().all()
-
-
-def test_torch_func_transforms_apply():
-    x, dy = correlated((9, 4)), correlated((9, 4), seed=1)
-    gradient = torch.func.grad(lambda x: (train(x, group_size=4) * dy).sum())(x)
-    torch.testing.assert_close(gradient, input_gradient(x, dy, group_size=4))
-
-
-@pytest.mark.parametrize("whitening", WHITENINGS)
-def test_vmap_is_a_loop_over_batches(whitening):
-    """Also where the mean of some is far from zero."""
-    x = torch.stack([correlated((9, 5)), correlated((9, 5), 1) + 1e3])
-    weight = correlated((2, 5), 2)
-
-    def whitened(x, weight):
-        return train(x, weight, group_size=3, whitening=whitening)
-
-    expected = torch.stack([whitened(*each) for each in zip(x, weight, strict=True)])
-    torch.testing.assert_close(torch.func.vmap(whitened)(x, weight), expected)
-    expected = torch.stack([whitened(each, weight[0]) for each in x])
-    torch.testing.assert_close(torch.func.vmap(whitened, (0, None))(x, weight[0]), expected)
-
-
-@pytest.mark.parametrize("whitening", TIE_FREE)
-def test_the_jacobian_by_torch_func_is_autograds(whitening):
-    def whitened(x):
-        return train(x, group_size=3, whitening=whitening)
-
-    x = correlated((6, 4))
-    expected = torch.autograd.functional.jacobian(whitened, x)
-    torch.testing.assert_close(torch.func.jacrev(whitened)(x), expected)
-
-
-@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script` is deprecated")
-def test_forward_mode_is_refused():
-    """As docs/how.md says."""
-    x = correlated((9, 4))
-    with pytest.raises(NotImplementedError, match="forward mode"):
-        torch.func.jvp(train, (x,), (x,))

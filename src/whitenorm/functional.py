@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from whitenorm.arguments import check_options, check_tensors, check_training
 from whitenorm.distributed import ProcessGroup, add_up, combine
@@ -16,16 +15,18 @@ from whitenorm.layout import (
     grouped,
     grouped_spans,
     is_channels_last,
+    joined_channels,
     joined_matrices,
     new_output,
     of_channels,
     spans_of,
     ungrouped,
 )
-from whitenorm.passes import Term, apply, moments, sums
-from whitenorm.precision import algebra_dtype, no_autocast, surely_finite, work_dtype
+from whitenorm.passes import Term, affine, apply, moments, sums
+from whitenorm.precision import algebra_dtype, is_traced, no_autocast, surely_finite, work_dtype
 from whitenorm.shrinkage import kept_share, shrink
-from whitenorm.whitening import WHITENINGS, decompose, one_by_one, whitening_matrix
+from whitenorm.transforms import Transformable, call, is_wrapped, save, transposed
+from whitenorm.whitening import WHITENINGS, decompose, whitening_matrix
 
 __all__ = ["decorrelated_batch_norm"]
 
@@ -99,7 +100,7 @@ def decorrelated_batch_norm(
                     matrix, input.shape[1], eps, whitening, iterations
                 )
             return _inference(input, mean, matrix, weight, bias, group_size)
-        y, mean, W, _, _, _, *covariance = _BatchWhitening.apply(input, weight, bias, method)
+        y, mean, W, _, _, _, *covariance = call(_BatchWhitening, input, weight, bias, method)
         if running_mean is not None and (input.numel() > 0 or process_group is not None):
             matrix = covariance[0] if running == "covariance" else W
             _update(running_mean, running_matrix, momentum, num_batches_tracked, mean, matrix)
@@ -165,7 +166,7 @@ def _inference(
         if bias is not None:
             y = y + bias[channels].to(work).view(-1, size, 1)
         outputs.append(ungrouped(y, centred, rows).to(x.dtype))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    return joined_channels(outputs)
 
 
 def _scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
@@ -178,7 +179,7 @@ def _scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
 # --- training -----------------------------------------------------------------------------------
 
 
-class _BatchWhitening(Function):
+class _BatchWhitening(Transformable):
     """y = P (x - mu) + bias, P = diag(weight) W, where mu and W are functions of the same x.
 
     Gives y and, as constants, the batch's mean (C,), W [G, k, k], what the derivative of W needs
@@ -219,16 +220,20 @@ class _BatchWhitening(Function):
             factors.append(factor.to(work) if rounds else factor)
 
         # The output.
-        y = new_output(x, rows)
-        for i, (view, out) in enumerate(zip(views, grouped_spans(y, spans, rows), strict=True)):
+        constants, terms = [], []
+        for i, view in enumerate(views):
             offset = _offset(means[i], shifts[i], work)
             P = _scaled(matrices[i], weight, spans[i].channels)
             if bias is None:
-                constant = torch.bmm(P, -offset)
+                constants.append(torch.bmm(P, -offset))
             else:
                 beta = of_channels(bias, spans[i].channels).view_as(offset).to(work)
-                constant = torch.baddbmm(beta, P, offset, alpha=-1)
-            apply(out, constant, Term(P, view, shifts[i]))
+                constants.append(torch.baddbmm(beta, P, offset, alpha=-1))
+            terms.append([Term(P, view, shifts[i])])
+        if is_traced():
+            y = _differentiable_forward(x, weight, bias, method)
+        else:
+            y = _mapped(x, spans, constants, terms)
         outputs = [y, _joined(means), joined_matrices(matrices), joined_matrices(factors)]
         if all(shift is None for shift in shifts):
             outputs.append(x.new_empty(0))
@@ -247,7 +252,8 @@ class _BatchWhitening(Function):
         _, mean, W, factor, shift, kept, *_ = output
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, bias, mean, W, factor, shift, kept)
+        ctx.constants = (None,) * len(output[1:])
+        save(ctx, x, weight, bias, mean, W, factor, shift, kept)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
@@ -256,15 +262,27 @@ class _BatchWhitening(Function):
         x, weight, bias, *statistics = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         with no_autocast(g.device.type):
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+            if differentiable or is_wrapped(g):
                 grads = _differentiable_backward(g, x, weight, bias, wanted, ctx.method)
             else:
                 grads = _backward(g, x, weight, bias, wanted, ctx.method, *statistics)
         return (*grads, None)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        return one_by_one(_BatchWhitening, info.batch_size, in_dims, inputs)
+    def push_forward(
+        ctx: Any, saved: list[Any], *tangents: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, weight, bias, *_ = saved
+        given = tuple(t for t in tangents if t is not None)
+        wanted = (tangents[0] is not None, tangents[1] is not None, tangents[2] is not None)
+
+        def pull_back(g: Tensor) -> tuple[Tensor, ...]:
+            grads = _differentiable_backward(g, x, weight, bias, wanted, ctx.method)
+            return tuple(grad for grad in grads if grad is not None)
+
+        with no_autocast(x.device.type):
+            return (transposed(pull_back, x, given), *ctx.constants)
 
 
 # apply() asks for it at every call, which is 5% of a layer on [256, 128] if it is made anew.
@@ -330,8 +348,8 @@ def _backward(
         own = outers[0].new_full((1,), x.numel() / x.shape[1])
         count, *sums_of_all = add_up([own, *totals, *outers], method.process_group)
         totals, outers = sums_of_all[: len(spans)], sums_of_all[len(spans) :]
-    dx = new_output(x, rows)
-    for i, (span, out) in enumerate(zip(spans, grouped_spans(dx, spans, rows), strict=True)):
+    constants, terms = [], []
+    for i, span in enumerate(spans):
         P = _scaled(_of_groups(W, span), weight, span.channels).mT
         dW, F = _scaled(outers[i], weight, span.channels), _of_groups(factor, span)
         # F is the one of S, W and F that the derivative takes its values from.
@@ -340,9 +358,25 @@ def _backward(
             dS = shrink(dS, of_channels(kept, span.groups).to(dS.dtype))
         Q = (dS * (2 / count)).to(work)
         constant = torch.bmm(P, totals[i] / -count)
-        constant = torch.baddbmm(constant, Q, offsets[i], alpha=-1)
-        apply(out, constant, Term(P, gradients[i]), Term(Q, views[i], shifts[i]))
-    return dx, dweight, dbias
+        constants.append(torch.baddbmm(constant, Q, offsets[i], alpha=-1))
+        terms.append([Term(P, gradients[i]), Term(Q, views[i], shifts[i])])
+    return _mapped(x, spans, constants, terms), dweight, dbias
+
+
+def _mapped(
+    x: Tensor, spans: tuple[Span, ...], constants: list[Tensor], terms: list[list[Term]]
+) -> Tensor:
+    """The sum of the terms of each span plus a constant [G, k, 1], laid out as x."""
+    rows = is_channels_last(x)
+    if torch.compiler.is_compiling():  # where torch.func allows no writing into parts of a tensor
+        parts = []
+        for span, constant, some in zip(spans, constants, terms, strict=True):
+            parts.append(ungrouped(affine(constant, *some), x[:, span.channels], rows))
+        return joined_channels(parts).to(x.dtype)
+    y = new_output(x, rows)
+    for out, constant, some in zip(grouped_spans(y, spans, rows), constants, terms, strict=True):
+        apply(out, constant, *some)
+    return y
 
 
 def _of_groups(matrices: Tensor, span: Span) -> Tensor:
@@ -362,8 +396,8 @@ def _differentiable_backward(
     """The same gradients as differentiable functions of g and the inputs, for double backward."""
     if method.process_group is not None:
         raise RuntimeError(
-            "gradients of gradients don't pass through statistics of several replicas; "
-            "use a layer that isn't synchronized where create_graph=True is needed"
+            "gradients of gradients, batched gradients and forward mode don't pass through "
+            "statistics of several replicas; use a layer that isn't synchronized for these"
         )
 
     def whitened(*wanted_inputs: Tensor) -> Tensor:
@@ -398,7 +432,7 @@ def _differentiable_forward(
         if bias is not None:
             y = y + bias[channels].view(-1, size, 1)
         outputs.append(ungrouped(y, part, rows))
-    return torch.cat(outputs, 1).to(x.dtype)
+    return joined_channels(outputs).to(x.dtype)
 
 
 # --- the running statistics ---------------------------------------------------------------------
@@ -414,6 +448,12 @@ def _update(
     matrix: Tensor,
 ) -> None:
     """Moves the running statistics towards the batch's, unless the batch isn't finite."""
+    if is_wrapped(mean) and not is_wrapped(running_mean):
+        raise RuntimeError(
+            "running statistics can't be updated inside a transform of torch.func that they don't "
+            "enter as arguments: pass them by torch.func.functional_call(module, (parameters, "
+            "buffers), x), or use track_running_stats=False or eval()"
+        )
     finite = None if surely_finite(matrix) else matrix.isfinite().all()
     factor: float | Tensor
     if momentum is None:
@@ -427,4 +467,7 @@ def _update(
             value = value.to(running.dtype)
             if finite is not None:
                 value = torch.where(finite, value, running)
-            running.lerp_(value, factor)
+            if is_wrapped(running):  # vmap has no rule for lerp_
+                running.copy_(torch.lerp(running, value, factor))
+            else:
+                running.lerp_(value, factor)

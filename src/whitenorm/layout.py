@@ -17,6 +17,7 @@ __all__ = [
     "grouped",
     "grouped_spans",
     "is_channels_last",
+    "joined_channels",
     "joined_matrices",
     "new_output",
     "of_channels",
@@ -100,6 +101,11 @@ def new_output(like: Tensor, rows: bool) -> Tensor:
 def of_channels(t: Tensor, channels: slice) -> Tensor:
     """t[channels], without a call if these are all."""
     return t if channels.stop - channels.start == t.shape[0] else t[channels]
+
+
+def joined_channels(parts: list[Tensor]) -> Tensor:
+    """The (N, C, ...) outputs of all spans in one tensor."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def joined_matrices(parts: list[Tensor]) -> Tensor:

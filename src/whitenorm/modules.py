@@ -14,6 +14,7 @@ from whitenorm.distributed import ProcessGroup, Synchronized
 from whitenorm.functional import decorrelated_batch_norm, whitening_of_running_covariance
 from whitenorm.precision import may_read_values, work_dtype
 from whitenorm.states import convert_state, mismatch
+from whitenorm.transforms import is_wrapped
 
 __all__ = [
     "DecorrelatedBatchNorm",
@@ -139,7 +140,7 @@ class DecorrelatedBatchNorm(nn.Module):
         matrix, running = None, self.running
         if self.running_mean is not None:
             matrix = self._running_matrix
-            if running == "covariance" and not self.training:
+            if running == "covariance" and not self.training and not is_wrapped(matrix):
                 matrix, running = self._present_whitening(), "whitening"
         return decorrelated_batch_norm(
             input,
@@ -211,8 +212,7 @@ class DecorrelatedBatchNorm(nn.Module):
         known, copy = self._whitened[0]
         if known is not covariance or covariance.is_inference():
             return False
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(covariance)
-        return wrapped or not may_read_values(covariance) or torch.equal(copy, covariance)
+        return not may_read_values(covariance) or torch.equal(copy, covariance)
 
     def _load_from_state_dict(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whitenorm.precision import may_read_values, surely_finite, work_dtype
 
-__all__ = ["Term", "apply", "moments", "sums"]
+__all__ = ["Term", "affine", "apply", "moments", "sums"]
 
 # Elements in a piece that is copied, so that it stays in the cache.
 PIECE = 2**18
@@ -135,10 +135,6 @@ def _over_images(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 def apply(out: Tensor, constant: Tensor, *terms: Term) -> None:
     """Writes the sum of the terms plus a constant [G, k, 1] into ``out``, a grouped view."""
     work = constant.dtype
-    if torch.compiler.is_compiling():
-        products = [m @ (t.to(work) if c is None else t - c) for m, t, c in terms]
-        out.copy_(sum(products, constant))
-        return
     groups, together = out.shape[1], _go_together(out, SMALL_IN_APPLY)
     shifts = [term.shift for term in terms]
     matrices = [term.matrix for term in terms]
@@ -162,6 +158,12 @@ def apply(out: Tensor, constant: Tensor, *terms: Term) -> None:
             _products(pairs, piece.flatten(0, 1))
         else:
             torch.add(_products(pairs).view(piece.shape), constant, out=piece)
+
+
+def affine(constant: Tensor, *terms: Term) -> Tensor:
+    """What :func:`apply` writes, as a tensor of its own, in the dtype of the constant."""
+    work = constant.dtype
+    return sum([m @ (t.to(work) if c is None else t - c) for m, t, c in terms], constant)
 
 
 def _products(pairs: list[tuple[Tensor, Tensor]], to: Tensor | None = None) -> Tensor:

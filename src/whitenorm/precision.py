@@ -8,8 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-__all__ = ["algebra_dtype", "may_read_values", "no_autocast", "surely_finite", "work_dtype"]
+from whitenorm.transforms import is_wrapped
+
+__all__ = [
+    "algebra_dtype",
+    "is_traced",
+    "may_read_values",
+    "no_autocast",
+    "surely_finite",
+    "work_dtype",
+]
 
 
 def work_dtype(x: Tensor) -> torch.dtype:
@@ -29,12 +40,20 @@ def no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def is_traced() -> bool:
+    """Whether make_fx, which torch.func.linearize uses too, writes down the operations."""
+    # The first question takes a tenth of the time of the second, and the answer is mostly no.
+    return is_in_torch_dispatch_mode() and get_proxy_mode() is not None
+
+
 def may_read_values(x: Tensor) -> bool:
     """Whether Python may depend on the values of x: no device to wait for, no graph to break.
 
-    Subclasses of tensors may have no values, as those of FakeTensorMode.
+    Subclasses of tensors may have no values, as those of FakeTensorMode, nor have those of vmap.
     """
-    return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu":
+        return False
+    return not is_traced() and not is_wrapped(x)
 
 
 def surely_finite(x: Tensor) -> bool:

@@ -47,7 +47,7 @@ def kept_share(
         return covariance.new_full((covariance.shape[0], 1, 1), 1 - shrinkage)
     inverse_root = (covariance.diagonal(dim1=-2, dim2=-1) + eps).rsqrt()
     squared = (covariance * inverse_root.unsqueeze(-1) * inverse_root.unsqueeze(-2)).square()
-    squared.diagonal(dim1=-2, dim2=-1).zero_()
+    squared = squared.diagonal_scatter(torch.zeros_like(inverse_root), dim1=-2, dim2=-1)
     size = covariance.shape[-1]
     total = squared.sum((-2, -1), keepdim=True)
     # The sum of (1 - R^2)^2 over i != j, multiplied out, for R is 0 on the diagonal now.

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from whitenorm.precision import algebra_dtype, surely_finite
+from whitenorm.transforms import Transformable, call, save, transposed
 
-__all__ = ["WHITENINGS", "Whitening", "decompose", "one_by_one", "whitening_matrix"]
+__all__ = ["WHITENINGS", "Whitening", "decompose", "whitening_matrix"]
 
 
 def whitening_matrix(
@@ -55,7 +55,7 @@ def whitening_matrix(
     """
     size = covariance.shape[-1]
     S = covariance + eps * torch.eye(size, dtype=covariance.dtype, device=covariance.device)
-    W = _WhiteningMatrix.apply(S.reshape(-1, size, size), eps, whitening, iterations)[0]
+    W = call(_WhiteningMatrix, S.reshape(-1, size, size), eps, whitening, iterations)[0]
     return cast(Tensor, W).reshape(covariance.shape)
 
 
@@ -87,7 +87,7 @@ def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[T
     return torch.where(finite, W, torch.nan), F
 
 
-class _WhiteningMatrix(Function):
+class _WhiteningMatrix(Transformable):
     """The differentiable face of a row of ``WHITENINGS``: S -> (W, F)."""
 
     @staticmethod
@@ -99,7 +99,7 @@ class _WhiteningMatrix(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         S, _, ctx.whitening, ctx.iterations = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(S, *output)
+        save(ctx, S, *output)
 
     @staticmethod
     def backward(ctx: Any, dW: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -108,29 +108,10 @@ class _WhiteningMatrix(Function):
         return vjp(S, W, F, dW, ctx.iterations), None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        return one_by_one(_WhiteningMatrix, info.batch_size, in_dims, inputs)
-
-
-def one_by_one(
-    function: type[Function], batch_size: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]
-) -> tuple[Any, Any]:
-    """The rule of torch.func.vmap for a function: a loop."""
-    results = []
-    for i in range(batch_size):
-        pairs = zip(inputs, in_dims, strict=True)
-        chosen = [t.select(dim, i) if type(dim) is int else t for t, dim in pairs]
-        results.append(function.apply(*chosen))
-    if isinstance(results[0], Tensor):
-        return torch.stack(results), 0
-    columns = [torch.stack(_alike(column)) for column in zip(*results, strict=True)]
-    return tuple(columns), (0,) * len(columns)
-
-
-def _alike(tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """Tensors of one shape, or empty, with zeros in place of the empty ones."""
-    largest = max(tensors, key=Tensor.numel)
-    return [t if t.shape == largest.shape else torch.zeros_like(largest) for t in tensors]
+    def push_forward(ctx: Any, saved: list[Any], dS: Tensor, *_: None) -> tuple[Tensor, None]:
+        S, W, F = saved
+        vjp = WHITENINGS[ctx.whitening].vjp
+        return transposed(lambda dW: vjp(S, W, F, dW, ctx.iterations), W, dS), None
 
 
 def _symmetric(a: Tensor) -> Tensor:
@@ -155,14 +136,14 @@ def _zca_vjp(S: Tensor, W: Tensor, WD: Tensor, dW: Tensor, _: int) -> Tensor:
     if torch.is_grad_enabled():
         root = inverse_root.reciprocal()
         D = WD * root.unsqueeze(-2)
-        return -W @ cast(Tensor, _Lyapunov.apply(S @ W, _symmetric(dW), root, D)) @ W
+        return -W @ cast(Tensor, call(_Lyapunov, S @ W, _symmetric(dW), root, D)) @ W
     # all of it in the basis WD, where sqrt(l_i) sqrt(l_j) / (sqrt(l_i) + sqrt(l_j)) is left
     X = torch.bmm(torch.bmm(WD.mT, dW), WD)
     X = (X + X.mT) / (inverse_root.unsqueeze(-1) + inverse_root.unsqueeze(-2))
     return torch.bmm(torch.bmm(WD, X), WD.mT) / -2
 
 
-class _Lyapunov(Function):
+class _Lyapunov(Transformable):
     """X with R X + X R = B, for the symmetric positive definite R = D diag(root) D^T.
 
     Its derivative is two more such solves, so it can be differentiated as often as one likes.
@@ -175,17 +156,18 @@ class _Lyapunov(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         R, _, root, D = inputs
-        ctx.save_for_backward(R, output, root, D)
+        save(ctx, R, output, root, D)
 
     @staticmethod
     def backward(ctx: Any, dX: Tensor) -> tuple[Tensor | None, ...]:
         R, X, root, D = ctx.saved_tensors
-        dB = cast(Tensor, _Lyapunov.apply(R, dX, root, D))
+        dB = cast(Tensor, call(_Lyapunov, R, dX, root, D))
         return -(dB @ X.mT + X.mT @ dB), dB, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        return one_by_one(_Lyapunov, info.batch_size, in_dims, inputs)
+    def push_forward(ctx: Any, saved: list[Any], dR: Tensor, dB: Tensor, *_: None) -> Tensor:
+        R, X, root, D = saved
+        return cast(Tensor, call(_Lyapunov, R, dB - dR @ X - X @ dR, root, D))
 
 
 # --- pca: W = diag(l)^(-1/2) D^T --------------------------------------------------------------
