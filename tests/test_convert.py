@@ -427,3 +427,16 @@ def test_a_layer_that_is_called_by_another_reference_is_replaced_there_too(kind)
     x = torch.randn(8, 3, 6, 6)
     group = model(x)[:, :3].transpose(0, 1).flatten(1)
     assert (torch.corrcoef(group) - torch.eye(3)).abs().max() < 0.05
+
+
+# --- what is said -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("running", ["whitening", "covariance"])
+def test_a_batchnorm_that_divides_by_zero_is_an_error_and_the_model_stays(running):
+    norm = nn.BatchNorm1d(4, eps=0.0)
+    norm.running_var[2] = 0
+    model = nn.Sequential(norm).eval()
+    with pytest.raises(ValueError, match=r"'0' \(BatchNorm1d\) has eps=0 and .* variance of 0"):
+        convert_batchnorm(model, running=running)
+    assert model[0] is norm

@@ -4,10 +4,18 @@ import pytest
 import reference
 import torch
 from accuracy import compare_with_float64, forward_backward, worst_channel
-from cases import TIE_FREE, WHITENINGS, correlated
+from cases import (
+    HARD,
+    TIE_FREE,
+    WHITENINGS,
+    assert_same_state,
+    correlated,
+    covariance,
+    state,
+)
 from reference import samples
 
-from whitenorm import DecorrelatedBatchNorm2d
+from whitenorm import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, whitening_matrix
 
 
 @pytest.mark.parametrize("whitening", WHITENINGS)
@@ -251,3 +259,57 @@ def test_parameters_may_be_more_precise_than_the_input(training):
     y.sum().backward()
     assert y.dtype == x.grad.dtype == torch.float32
     assert layer.weight.grad.dtype == torch.float64
+
+
+# --- eps = 0 ------------------------------------------------------------------------------------
+
+SINGULAR = ["a channel of zero variance", "duplicated channels", "fewer samples than channels"]
+EXACT = tuple(name for name in WHITENINGS if name != "newton")  # which stops before it divides
+says_what_to_do = pytest.raises(ValueError, match=r"eps=0 .* singular .* eps > 0")
+
+
+@pytest.mark.filterwarnings("ignore:a batch of 3 samples")
+@pytest.mark.parametrize("case", SINGULAR)
+@pytest.mark.parametrize("whitening", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_singular_batch_is_an_error_where_eps_is_0(case, whitening, dtype):
+    x = HARD[case].to(dtype)
+    layer = DecorrelatedBatchNorm1d(4, eps=0.0, whitening=whitening, dtype=dtype)
+    before = state(layer)
+    with says_what_to_do:
+        layer(x)
+    assert_same_state(before, layer)
+    with says_what_to_do:
+        whitening_matrix(covariance(x).to(dtype), eps=0.0, whitening=whitening)
+    assert layer(correlated((64, 4), dtype=dtype)).isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{"group_size": 1}, {"shrinkage": 1.0}], ids=str)
+def test_scaling_alone_with_eps_0_minds_only_channels_that_are_constant(options):
+    layer = DecorrelatedBatchNorm1d(4, eps=0.0, **options)
+    with says_what_to_do:
+        layer(HARD["a channel of zero variance"].float())
+    assert layer(HARD["duplicated channels"].float()).isfinite().all()
+    scales = torch.tensor([1.0, 1e-3, 1e3, 1e-2])
+    assert layer(correlated((64, 4), dtype=torch.float32) * scales).isfinite().all()
+
+
+@pytest.mark.parametrize("whitening", WHITENINGS)
+def test_channels_of_very_different_scale_are_not_singular(whitening):
+    scales = torch.tensor([1.0, 1e-2, 1e2, 1e-1], dtype=torch.float64)
+    y = DecorrelatedBatchNorm1d(4, eps=0.0, whitening=whitening, iterations=60).double()(
+        correlated((64, 4)) * scales
+    )
+    torch.testing.assert_close(covariance(y), torch.eye(4).double(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_that_is_not_finite_gives_nan_with_eps_0_too():
+    layer = DecorrelatedBatchNorm1d(4, eps=0.0)
+    assert layer(torch.full((8, 4), torch.nan)).isnan().all()
+
+
+def test_a_singular_running_covariance_is_an_error_in_evaluation_where_eps_is_0():
+    layer = DecorrelatedBatchNorm1d(4, eps=0.0, running="covariance", dtype=torch.float64)
+    layer.running_covariance.copy_(covariance(HARD["duplicated channels"]))
+    with says_what_to_do:
+        layer.eval()

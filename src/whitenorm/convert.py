@@ -21,7 +21,7 @@ from whitenorm.modules import (
     DecorrelatedBatchNorm2d,
     DecorrelatedBatchNorm3d,
 )
-from whitenorm.precision import algebra_dtype
+from whitenorm.precision import algebra_dtype, may_read_values
 
 __all__ = ["convert_batchnorm"]
 
@@ -218,6 +218,11 @@ def _replacement(
             f"{label} has parametrizations, which would be lost: call "
             "torch.nn.utils.parametrize.remove_parametrizations first, or leave it out by `where`"
         )
+    if old.eps == 0 and old.running_var is not None and _surely_has_zeros(old.running_var):
+        raise ValueError(
+            f"{label} has eps=0 and a channel with a running variance of 0, which it divides by: "
+            "give it an eps > 0, for example 1e-5, or leave it out by `where`"
+        )
     own_forward = overrides_forward(old)
     if own_forward and adapt is None:
         raise TypeError(
@@ -231,6 +236,11 @@ def _replacement(
     for hooks in _HOOKS:
         vars(new)[hooks] = vars(old)[hooks]
     return new
+
+
+def _surely_has_zeros(t: Tensor) -> bool:
+    """Whether t is known to hold a zero, without having waited for a device."""
+    return may_read_values(t) and bool((t == 0).any())
 
 
 @torch.no_grad()

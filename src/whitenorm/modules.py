@@ -336,7 +336,8 @@ class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
 
     Args:
         num_features: Number of channels C.
-        eps: Added to the diagonal of the covariance.
+        eps: Added to the diagonal of the covariance. With 0, a batch whose covariance is singular
+            is an error on the CPU, and gives NaN elsewhere, where looking would mean waiting.
         momentum: Weight of a batch in the running averages; None for a cumulative average.
         affine: Whether to learn a scale :math:`\gamma` and a shift :math:`\beta` a channel.
         track_running_stats: Whether to keep running averages for inference.

@@ -43,7 +43,8 @@ def whitening_matrix(
 
     Args:
         covariance: Symmetric positive semi-definite matrices :math:`\Sigma`, shape (..., k, k).
-        eps: Added to the diagonal.
+        eps: Added to the diagonal. With 0, a singular covariance is an error on the CPU, and
+            gives inf or NaN elsewhere.
         whitening: ``"zca"``, ``"pca"``, ``"cholesky"`` or ``"newton"``.
         iterations: Newton-Schulz steps :math:`T`; the other methods don't use it.
 
@@ -81,10 +82,28 @@ def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[T
     """``(W, F)`` of a method; W is NaN where S isn't finite, which LAPACK would refuse."""
     matrix = WHITENINGS[whitening].matrix
     if surely_finite(S):
-        return matrix(S, eps, iterations)
+        W, F = matrix(S, eps, iterations)
+        if eps == 0:
+            _check_invertible(S, W)
+        return W, F
     finite = S.sum((-2, -1), keepdim=True).isfinite()
     W, F = matrix(torch.where(finite, S, 0.0), eps, iterations)
     return torch.where(finite, W, torch.nan), F
+
+
+def _check_invertible(S: Tensor, W: Tensor) -> None:
+    """Raises an error if what W whitens of S is rounding alone, whatever the channels' scales."""
+    smallest = S.shape[-1] * torch.finfo(S.dtype).eps  # share of a variance that isn't rounding
+    variance = S.diagonal(dim1=-2, dim2=-1)
+    largest = variance.amax(-1, keepdim=True)
+    variance = torch.where(variance <= smallest * largest, largest, variance)
+    gain = W.square() * variance.unsqueeze(-2)
+    if not (gain < 1 / (32 * smallest)).all():  # Cholesky's nudge keeps it below 1 / (8 smallest)
+        raise ValueError(
+            "eps=0 needs covariances that can be inverted, and this one is singular (a constant "
+            "channel, channels that determine each other, or too few samples): use eps > 0, for "
+            "example 1e-5, or more samples than a group has channels"
+        )
 
 
 class _WhiteningMatrix(Transformable):
