@@ -440,3 +440,21 @@ def test_a_batchnorm_that_divides_by_zero_is_an_error_and_the_model_stays(runnin
     with pytest.raises(ValueError, match=r"'0' \(BatchNorm1d\) has eps=0 and .* variance of 0"):
         convert_batchnorm(model, running=running)
     assert model[0] is norm
+
+
+def test_frozen_layers_are_named_with_what_freezes_both_kinds(caplog):
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    model[0].eval()
+    model[2].eval()
+    convert_batchnorm(model)
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert record.name == "whitenorm.convert"
+    assert record.getMessage().startswith("'0', '2': ")
+    assert "isinstance(m, (_BatchNorm, whitenorm.DecorrelatedBatchNorm))" in record.getMessage()
+    assert [layer.training for layer in model] == [False, True, False]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_nothing_is_said_of_freezing_where_all_are_in_one_mode(training, caplog):
+    convert_batchnorm(nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()).train(training))
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]

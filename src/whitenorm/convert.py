@@ -100,6 +100,14 @@ def convert_batchnorm(
     new = {old: _replacement(name, old, adapt, options) for name, old in chosen.items()}
     replace_modules(model, cast("dict[nn.Module, nn.Module]", new))
     _log.info("replaced %d of %d BatchNorm layers by DBN", len(new), len(found))
+    frozen = [name for name, old in chosen.items() if model.training and not old.training]
+    if frozen:
+        _log.warning(
+            "%s: in evaluation mode in a model in training mode, and so is what replaces them; "
+            "code that freezes layers by isinstance(m, _BatchNorm) won't find these: write "
+            "isinstance(m, (_BatchNorm, whitenorm.DecorrelatedBatchNorm))",
+            _listed(frozen),
+        )
     untracked = [name for name, old in chosen.items() if old.running_mean is None]
     if untracked:
         _log.warning(

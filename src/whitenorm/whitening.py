@@ -127,10 +127,10 @@ class _WhiteningMatrix(Transformable):
         return vjp(S, W, F, dW, ctx.iterations), None, None, None
 
     @staticmethod
-    def push_forward(ctx: Any, saved: list[Any], dS: Tensor, *_: None) -> tuple[Tensor, None]:
+    def push_forward(ctx: Any, saved: list[Any], *tangents: Any) -> tuple[Tensor, None]:
         S, W, F = saved
         vjp = WHITENINGS[ctx.whitening].vjp
-        return transposed(lambda dW: vjp(S, W, F, dW, ctx.iterations), W, dS), None
+        return transposed(lambda dW: vjp(S, W, F, dW, ctx.iterations), W, tangents[0]), None
 
 
 def _symmetric(a: Tensor) -> Tensor:
@@ -184,8 +184,8 @@ class _Lyapunov(Transformable):
         return -(dB @ X.mT + X.mT @ dB), dB, None, None
 
     @staticmethod
-    def push_forward(ctx: Any, saved: list[Any], dR: Tensor, dB: Tensor, *_: None) -> Tensor:
-        R, X, root, D = saved
+    def push_forward(ctx: Any, saved: list[Any], *tangents: Any) -> Tensor:
+        (R, X, root, D), (dR, dB, *_) = saved, tangents
         return cast(Tensor, call(_Lyapunov, R, dB - dR @ X - X @ dR, root, D))
 
 
