@@ -76,7 +76,8 @@ def _with_forward_mode(function: type[Transformable]) -> type[Transformable]:
             return function.push_forward(ctx, saved, *tangents)
 
     members = {"jvp": staticmethod(jvp)}
-    return cast(type[Transformable], type(function)(function.__name__, (function,), members))
+    metaclass: Any = type(function)
+    return cast(type[Transformable], metaclass(function.__name__, (function,), members))
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:
