@@ -54,7 +54,7 @@ def studies(data: terminal.Data = None) -> None:
     needed = {name for s in STUDIES.values() for x in s.scales.values() for name in x.datasets()}
     absent = missing(sorted(needed), data)
     for study in STUDIES.values():
-        console.print(f"[bold]{study.name:8}[/]{escape(f'{study.reference}: {study.title}')}")
+        console.print(f"[bold]{study.name:10}[/]{escape(f'{study.reference}: {study.title}')}")
         for name, scale in study.scales.items():
             needs = ", ".join(
                 f"[red]{dataset} (missing)[/]" if dataset in absent else dataset
