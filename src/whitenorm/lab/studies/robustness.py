@@ -164,16 +164,13 @@ RANK = Study(
 # --- shrinkage ----------------------------------------------------------------------------------
 
 _OWN_SEED = 100
-_LARGE = 256  # examples of a batch
 _PAIR = [("DBN, shrunk", "DBN")]
 
 
-def _shrunk(group_size: int, size: int) -> dict[str, Settings]:
-    """BN, and DBN without and with shrinkage; bounded where batches are large: it is to differ."""
+def _shrunk(group_size: int) -> dict[str, Settings]:
+    """BN, and DBN without and with automatic shrinkage."""
     dbn = {"name": "dbn", "group_size": group_size, "running": "covariance"}
-    shrunk = {"DBN, shrunk": {**dbn, "shrinkage": "auto"}}
-    bounded = {"DBN, bounded": {**dbn, "shrinkage": "bounded"}} if size >= _LARGE else {}
-    return {"BN": BN, "DBN": dbn, **shrunk, **bounded}
+    return {"BN": BN, "DBN": dbn, "DBN, shrunk": {**dbn, "shrinkage": "auto"}}
 
 
 def _map(
@@ -184,7 +181,7 @@ def _map(
         Panel.of_methods(
             f"{what}groups of {group}, batch {size}",
             run.changed({"batch_size": size}),
-            _shrunk(group, size),
+            _shrunk(group),
             grid,
         )
         for group in groups
@@ -249,12 +246,6 @@ SHRINKAGE = Study(
             "in no panel is the last test error with shrinkage clearly above BN's, by more than "
             f"{_NEAR_BN:g} point",
             no_higher(_ERROR, [("DBN, shrunk", "BN")], _NEAR_BN),
-        ),
-        Claim(
-            "Shrinkage of 0.05 or more does no harm where batches are large.",
-            "in no panel with batches of 256 or more is the last test error with bounded "
-            f"shrinkage clearly above that without, by more than {_MATTERS} points",
-            no_higher(_ERROR, [("DBN, bounded", "DBN")], _MATTERS),
         ),
     ),
     metrics=("test_error", "train_loss"),
