@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from whitenorm.arguments import check_options, check_tensors, check_training
 from whitenorm.distributed import ProcessGroup, add_up, combine
+from whitenorm.gpu import gate
 from whitenorm.layout import (
     Span,
     grouped,
@@ -99,6 +100,11 @@ def decorrelated_batch_norm(
                     matrix, input.shape[1], eps, whitening, iterations
                 )
             return _inference(input, mean, matrix, weight, bias, group_size)
+        if gate.serves(input, weight, bias, method):
+            running_statistics = running_mean, running_matrix, momentum, num_batches_tracked
+            whitened = gate.train(input, weight, bias, method, *running_statistics)
+            if whitened is not None:
+                return whitened
         y, mean, W, _, _, _, *covariance = _BatchWhitening.apply(input, weight, bias, method)
         if running_mean is not None and (input.numel() > 0 or process_group is not None):
             matrix = covariance[0] if running == "covariance" else W
