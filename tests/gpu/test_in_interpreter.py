@@ -33,6 +33,8 @@ def test_what_the_kernels_compute(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [p for p in FILES if "slow" in p.read_text()], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if "slow" in p.read_text()], ids=lambda p: p.stem
+)
 def test_what_the_kernels_compute_in_more_cases(path):
     run(path, "slow")

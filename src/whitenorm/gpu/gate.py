@@ -169,7 +169,7 @@ def _passes_check(*fields: Any) -> bool:
     """
     kind = Kind(*fields)
     if kind not in _state.verdicts:
-        if kind.device.startswith("cuda") and torch.cuda.is_current_stream_capturing():
+        if _is_capturing(kind.device):
             return False  # nothing may be compared now, so nothing is decided
         if reason := unmet_requirement(kind.device):
             _warn(f"the Triton path can't be used: {reason}. torch's is used.")
@@ -177,6 +177,10 @@ def _passes_check(*fields: Any) -> bool:
         else:
             _state.verdicts[kind] = _check(kind)
     return _state.verdicts[kind]
+
+
+def _is_capturing(device: str) -> bool:
+    return device.startswith("cuda") and torch.cuda.is_current_stream_capturing()
 
 
 def _warn(text: str) -> None:
@@ -254,7 +258,6 @@ def train(
     num_batches_tracked: Tensor | None,
 ) -> Tensor | None:
     """y, with the running statistics moved; None where an error has been warned of."""
-    from whitenorm.functional import _update
     from whitenorm.gpu.operators import update_running, whiten
 
     found = attempt(whiten, x, weight, bias, method.eps, method.group_size)
@@ -265,12 +268,9 @@ def train(
         values, divisor = W.detach(), 1.0
         if method.running == "covariance":
             values, divisor = central.detach(), x.numel() / x.shape[1] - 1
-        running = running_mean, running_matrix
-        if momentum is None:  # its factor has to be computed from the count that it moves
-            _update(*running, momentum, num_batches_tracked, mean, values / divisor)
-        else:
-            batch = mean.detach(), values, finite, divisor, momentum
-            update_running(*running, num_batches_tracked, *batch)
+        batch = mean.detach(), values, finite
+        running = running_mean, running_matrix, num_batches_tracked
+        update_running(*running, *batch, divisor, momentum)
     return y  # type: ignore[no-any-return]
 
 

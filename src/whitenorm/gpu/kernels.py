@@ -41,6 +41,15 @@ def _of_group(group, C, K: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
+def _store(place, value, mask):
+    """Rounds float64 to what is stored there; to half precision by way of float32."""
+    kind = place.dtype.element_ty
+    if kind.primitive_bitwidth < 32:
+        value = value.to(tl.float32)
+    tl.store(place, value.to(kind), mask)
+
+
+@triton.jit
 def _no_products(KP: tl.constexpr, BLOCK: tl.constexpr, WORK: tl.constexpr):
     """What ``_more_products`` adds to: k x k numbers, or in small groups so many a sample."""
     if KP < 16:
@@ -359,9 +368,9 @@ def vjp(
     A = tl.load(outer + square, both, 0.0) - s[:, None] * offset[None, :]
     root = tl.load(W + square, both, 0.0)
     if dweight is not None:
-        tl.store(dweight + channels, tl.sum(A * root, 1), inside)
+        _store(dweight + channels, tl.sum(A * root, 1), inside)
     if dbias is not None:
-        tl.store(dbias + channels, s, inside)
+        _store(dbias + channels, s, inside)
 
     B, scaled = A, root
     if weight is not None:
@@ -468,6 +477,7 @@ def running(
     mean,
     values,
     finite,
+    factor,
     C,
     groups,
     divisor: tl.float64,
@@ -479,8 +489,13 @@ def running(
     """Moves a group's running statistics towards the batch's, if all groups are finite.
 
     ``values`` are divided by ``divisor``: 1 for W, the number of samples less one for the
-    covariance. The count of batches is moved by the first program alone, which reads it alone.
+    covariance. The weight of the batch is ``momentum``, or what stands at ``factor``. The count of
+    batches is moved by the first program alone, which reads it alone.
     """
+    if factor is not None:
+        share = tl.load(factor)
+    else:
+        share = momentum
     group = tl.program_id(0)
     within, inside, channels = _of_group(group, C, K, KP)
     bad = 0
@@ -489,8 +504,8 @@ def running(
         bad += tl.sum(1 - tl.load(finite + place, place < groups, 1), 0)
     if bad == 0:
         old = tl.load(running_mean + channels, inside, 0.0).to(tl.float64)
-        new = old + momentum * (tl.load(mean + channels, inside, 0.0) - old)
-        tl.store(running_mean + channels, new.to(running_mean.dtype.element_ty), inside)
+        new = old + share * (tl.load(mean + channels, inside, 0.0) - old)
+        _store(running_mean + channels, new, inside)
         if running_matrix is not None:
             square = group.to(tl.int64) * K * K + within[:, None] * K + within[None, :]
             whole = (within < K)[:, None] & (within < K)[None, :]
@@ -498,8 +513,8 @@ def running(
             eye = (within[:, None] == within[None, :]).to(tl.float64)
             batch = tl.where(both, tl.load(values + square, both, 0.0) / divisor, eye)
             old = tl.load(running_matrix + square, whole, 0.0).to(tl.float64)
-            new = old + momentum * (batch - old)
-            tl.store(running_matrix + square, new.to(running_matrix.dtype.element_ty), whole)
+            new = old + share * (batch - old)
+            _store(running_matrix + square, new, whole)
         if tracked is not None:
             if group == 0:
                 tl.store(tracked, tl.load(tracked) + 1)

@@ -364,10 +364,13 @@ def update_running(
     values: Tensor,
     finite: Tensor,
     divisor: float,
-    momentum: float,
+    momentum: float | None,
 ) -> None:
     """Moves the running statistics towards mean and values / divisor, if all are finite."""
     groups, size, _ = values.shape
+    factor = None
+    if momentum is None and tracked is not None:  # computed before the kernel moves the count
+        factor = 1 / (tracked + 1).to(torch.float64)
     with _on(mean.device):
         kernels.running[(groups,)](
             running_mean,
@@ -376,10 +379,11 @@ def update_running(
             mean,
             values,
             finite,
+            factor,
             mean.shape[0],
             groups,
             divisor,
-            momentum,
+            0.0 if momentum is None else momentum,
             K=size,
             KP=_power_of_two(size),
             GROUPS=min(_power_of_two(groups), 1024),

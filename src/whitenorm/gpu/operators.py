@@ -142,7 +142,7 @@ def update_running(
     values: Tensor,
     finite: Tensor,
     divisor: float,
-    momentum: float,
+    momentum: float | None,
 ) -> None:
     """Moves the running statistics towards mean and values / divisor, if all groups are finite."""
     from whitenorm.gpu import launch
@@ -161,6 +161,6 @@ def _(
     values: Tensor,
     finite: Tensor,
     divisor: float,
-    momentum: float,
+    momentum: float | None,
 ) -> None:
     return None
