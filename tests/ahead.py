@@ -18,7 +18,13 @@ from triton.compiler import ASTSource  # noqa: E402
 from whitenorm.gpu import kernels, launch  # noqa: E402
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-NUMBERS = ("count", "eps", "divisor", "momentum")  # Python's, which Triton takes for float32
+NUMBERS = (
+    "count",
+    "eps",
+    "shrinkage",
+    "divisor",
+    "momentum",
+)  # Python's, which Triton takes for float32
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
@@ -42,9 +48,9 @@ def case(name, k, dtype=torch.float32, images=True, small=False):
         "apply2": {"x": x, "shift": f, "matrix": f, "g": x, "other": f, "constant": f, "y": x},
         "combine": {"vectors": d, "matrices": d, "vector": d, "matrix": d},
         "matrix": {"mean": d, "central": d, "weight": f, "bias": f, "W": d, "norm": d}
-        | {"finite": "*i32", "P": f, "shift": f, "constant": f},
-        "vjp": {"total": d, "outer": d, "mean": d, "shift": f, "W": d, "norm": d, "weight": f}
-        | {"dweight": f, "dbias": f, "P": f, "Q": f, "constant": f},
+        | {"kept": d, "finite": "*i32", "P": f, "shift": f, "constant": f},
+        "vjp": {"total": d, "outer": d, "mean": d, "shift": f, "W": d, "norm": d}
+        | {"kept": d, "weight": f, "dweight": f, "dbias": f, "P": f, "Q": f, "constant": f},
         "running": {"running_mean": f, "running_matrix": f, "tracked": "*i64", "mean": d}
         | {"values": d, "finite": "*i32", "factor": None},
     }[name]
@@ -57,6 +63,7 @@ def case(name, k, dtype=torch.float32, images=True, small=False):
         constants |= {"INNER": square} if kernel == "apply" else {}
     elif kernel in launch.WARPS:
         constants |= {"KP": square, "WORK": tl.float32}
+        constants |= {"AUTO": True} if kernel == "matrix" else {}
         warps = launch.WARPS[kernel][square]
     elif kernel == "combine":
         constants |= {"PARTS": 2048 // padded, "CENTRAL": True}

@@ -66,7 +66,7 @@ def test_groups_of_32_fit(arch, name):
     assert built.shared <= SHARED
 
 
-@pytest.mark.parametrize(("name", "doubles"), [("matrix", 2), ("vjp", 2), ("running", 2)])
+@pytest.mark.parametrize(("name", "doubles"), [("matrix", 3), ("vjp", 2), ("running", 2)])
 def test_numbers_are_given_in_double(name, doubles):
     """count and eps, divisor and momentum: the interpreter doesn't show if they are rounded."""
     entry = re.search(r"\.entry .*?\)", build(90, name, 16).ptx, re.DOTALL)[0]

@@ -54,6 +54,7 @@ class Kind(NamedTuple):
     small: bool
     weight: torch.dtype | None
     bias: torch.dtype | None
+    auto: bool  # whether shrinkage is estimated
 
     def __str__(self) -> str:
         layout = "channels last" if self.rows else "maps"
@@ -126,10 +127,16 @@ def serves(x: Tensor, weight: Tensor | None, bias: Tensor | None, method: _Metho
     """Whether the Triton path is to train on x: all of it, the k x k algebra too."""
     if not _state.on or method.whitening != "zca" or method.process_group is not None:
         return False
-    return _accepts(x, weight, bias, method.group_size)
+    return _accepts(x, weight, bias, method.group_size, method.shrinkage)
 
 
-def _accepts(x: Tensor, weight: Tensor | None, bias: Tensor | None, group_size: int) -> bool:
+def _accepts(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    group_size: int,
+    shrinkage: float | str,
+) -> bool:
     if x.device.type not in _state.counts_as_gpu or x.dtype not in _state.dtypes:
         return False
     channels = x.shape[1]
@@ -145,6 +152,7 @@ def _accepts(x: Tensor, weight: Tensor | None, bias: Tensor | None, group_size: 
         x.numel() <= PIECE,
         None if weight is None else weight.dtype,
         None if bias is None else bias.dtype,
+        shrinkage == "auto",
     )
     return passes
 
@@ -205,13 +213,14 @@ def _check(kind: Kind) -> bool:
 
 def _difference(kind: Kind) -> float:
     """The largest error of the Triton path against torch's in float64, in tolerances."""
-    from whitenorm.functional import _BatchWhitening, _Method
+    from whitenorm.functional import _BatchWhitening
     from whitenorm.gpu.operators import whiten
 
     x, g, weight, bias = _made_up(kind)
-    method = _Method(1e-5, kind.size, "zca", 5, "whitening", None)
+    shrinkage = None if kind.auto else 0.1
+    method = _method(1e-5, kind.size, shrinkage)
     inputs = [t for t in (x, weight, bias) if t is not None]
-    y, mean, _, W, *_ = whiten(x, weight, bias, method.eps, kind.size)
+    y, mean, _, W, *_ = whiten(x, weight, bias, method.eps, kind.size, shrinkage)
     found = [y, *torch.autograd.grad(y, inputs, g)]
     doubles = [
         None if t is None else t.detach().double().requires_grad_() for t in (x, weight, bias)
@@ -260,10 +269,11 @@ def train(
     """y, with the running statistics moved; None where an error has been warned of."""
     from whitenorm.gpu.operators import update_running, whiten
 
-    found = attempt(whiten, x, weight, bias, method.eps, method.group_size)
+    shrinkage = None if method.shrinkage == "auto" else float(method.shrinkage)
+    found = attempt(whiten, x, weight, bias, method.eps, method.group_size, shrinkage)
     if found is None:
         return None
-    y, mean, central, W, _, finite, _ = found
+    y, mean, central, W, _, _, finite, _ = found
     if running_mean is not None:
         values, divisor = W.detach(), 1.0
         if method.running == "covariance":
@@ -296,9 +306,25 @@ def differentiable_backward(
     wanted: tuple[bool, bool, bool],
     eps: float,
     group_size: int,
+    shrinkage: float | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """torch's gradients, which can be differentiated again."""
-    from whitenorm.functional import _differentiable_backward, _Method
+    from whitenorm.functional import _differentiable_backward
 
-    method = _Method(eps, group_size, "zca", 5, "whitening", None)
+    method = _method(eps, group_size, shrinkage)
     return _differentiable_backward(g, x, weight, bias, wanted, method)
+
+
+def _method(eps: float, group_size: int, shrinkage: float | None) -> _Method:
+    """What the Triton path does, in the words of torch's."""
+    from whitenorm.functional import _Method
+
+    return _Method(
+        eps=eps,
+        group_size=group_size,
+        whitening="zca",
+        iterations=5,
+        running="whitening",
+        shrinkage="auto" if shrinkage is None else shrinkage,
+        process_group=None,
+    )

@@ -270,6 +270,7 @@ def matrix(
     bias,
     W,
     norm,
+    kept,
     finite,
     P,
     shift,
@@ -277,15 +278,20 @@ def matrix(
     C,
     count: tl.float64,
     eps: tl.float64,
+    shrinkage: tl.float64,
+    AUTO: tl.constexpr,
     K: tl.constexpr,
     KP: tl.constexpr,
     WORK: tl.constexpr,
 ):
     """W = S^(-1/2), S = central / count + eps I, and with it y = P (x - shift) + constant.
 
+    ``central`` is drawn towards its diagonal first, and left so: by ``shrinkage``, or by an
+    estimate (see :mod:`whitenorm.shrinkage`). ``kept`` is the share of it that stays.
+
     A coupled iteration for root and inverse root, by products alone: the singular values of the
     one times the other are brought to 1 by the cubics that suit [least, 1], where ``least`` is
-    known from eps and the norm of S. ``norm`` and ``finite`` are for ``vjp`` and ``running``.
+    known from eps and the ``norm`` of S.
     """
     group = tl.program_id(0)
     within, inside, channels = _of_group(group, C, K, KP)
@@ -293,7 +299,21 @@ def matrix(
     square = group.to(tl.int64) * K * K + within[:, None] * K + within[None, :]
     eye = (within[:, None] == within[None, :]).to(tl.float64)
 
-    S = tl.load(central + square, both, 0.0) / count + tl.where(both, eye * eps, 0.0)
+    moment = tl.load(central + square, both, 0.0)
+    if AUTO:
+        diagonal = tl.sum(moment * eye, 1) / count + eps
+        R2 = moment / count * (moment / count) / (diagonal[:, None] * diagonal[None, :])
+        R2 = tl.where(both & (eye == 0.0), R2, 0.0)
+        total = tl.sum(tl.sum(R2, 1), 0)
+        pairs = tl.sum(tl.sum(tl.where(both & (eye == 0.0), 1.0, 0.0), 1), 0).to(tl.float64)
+        spread = pairs - 2.0 * total + tl.sum(tl.sum(R2 * R2, 1), 0)
+        share = tl.maximum(1.0 - spread / tl.maximum((count - 1.0) * total, 1e-300), 0.0)
+    else:
+        share = 1.0 - shrinkage
+    moment *= tl.where(eye == 0.0, share, 1.0)
+    tl.store(central + square, moment, both)
+    tl.store(kept + group, share)
+    S = moment / count + tl.where(both, eye * eps, 0.0)
     size = tl.sqrt(tl.sum(tl.sum(S * S, 1), 0))
     is_finite = size < float("inf")
     low = tl.maximum(eps, ROUNDING * size)
@@ -338,6 +358,7 @@ def vjp(
     shift,
     W,
     norm,
+    kept,
     weight,
     dweight,
     dbias,
@@ -396,6 +417,7 @@ def vjp(
 
     dS = _dot(_dot(root, U), root)
     dS = -0.25 * (dS + tl.trans(dS)) * (2.0 / count)
+    dS *= tl.where(eye == 0.0, tl.load(kept + group), 1.0)
     back = tl.trans(scaled)
     beta = -tl.sum(back * (s / count)[None, :], 1) - tl.sum(dS * offset[None, :], 1)
     tl.store(P + square, back.to(WORK), both)

@@ -222,6 +222,7 @@ class Algebra(NamedTuple):
 
     W: Tensor  # [G, k, k], float64; a smaller last group ends in an identity
     norm: Tensor  # [G], float64: of S
+    kept: Tensor  # [G], float64: the share of the covariances that shrinkage left
     finite: Tensor  # [G], int32
     P: Tensor  # [G, k, k]: y = P (x - shift) + constant
     shift: Tensor  # (C,)
@@ -235,13 +236,15 @@ def whitening(
     bias: Tensor | None,
     count: float,
     eps: float,
+    shrinkage: float | None,
     work: torch.dtype,
 ) -> Algebra:
-    """ZCA of S = central / count + eps I."""
+    """ZCA of S = central / count + eps I; central is shrunk in place, by an estimate if None."""
     groups, size, _ = central.shape
     square = max(_power_of_two(size), SHORTEST)
     found = Algebra(
         torch.empty_like(central),
+        central.new_empty(groups),
         central.new_empty(groups),
         central.new_empty(groups, dtype=torch.int32),
         torch.empty_like(central, dtype=work),
@@ -258,6 +261,8 @@ def whitening(
             mean.shape[0],
             count,
             eps,
+            0.0 if shrinkage is None else shrinkage,
+            AUTO=shrinkage is None,
             K=size,
             KP=square,
             WORK=_triton_dtype(work),
@@ -273,6 +278,7 @@ def derivative(
     mean: Tensor,
     W: Tensor,
     norm: Tensor,
+    kept: Tensor,
     shift: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -295,6 +301,7 @@ def derivative(
             shift,
             W,
             norm,
+            kept,
             weight,
             dweight,
             dbias,

@@ -24,23 +24,34 @@ def _count(x: Tensor) -> float:
 
 @torch.library.custom_op("whitenorm::whiten", mutates_args=())
 def whiten(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group_size: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    group_size: int,
+    shrinkage: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y, the mean (C,), the central moment and W [G, k, k], and what the derivative needs.
 
-    That is the norm of S, whether each group is finite, and the shift of the passes.
+    That is the norm of S and the share that shrinkage kept (None: by an estimate), whether each
+    group is finite, and the shift of the passes.
     """
     from whitenorm.gpu import launch  # which needs Triton
 
     mean, central = launch.moments(x, group_size)
-    found = launch.whitening(mean, central, weight, bias, _count(x), eps, work_dtype(x))
+    found = launch.whitening(mean, central, weight, bias, _count(x), eps, shrinkage, work_dtype(x))
     y = launch.apply(x, found.shift, found.P, found.constant)
-    return y, mean, central, found.W, found.norm, found.finite, found.shift
+    return y, mean, central, found.W, found.norm, found.kept, found.finite, found.shift
 
 
 @whiten.register_fake
 def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group_size: int
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    group_size: int,
+    shrinkage: float | None,
 ) -> tuple[Tensor, ...]:
     channels = x.shape[1]
     size = min(group_size, channels)
@@ -50,6 +61,7 @@ def _(
         x.new_empty(channels, dtype=torch.float64),
         x.new_empty(groups, size, size, dtype=torch.float64),
         x.new_empty(groups, size, size, dtype=torch.float64),
+        x.new_empty(groups, dtype=torch.float64),
         x.new_empty(groups, dtype=torch.float64),
         x.new_empty(groups, dtype=torch.int32),
         x.new_empty(channels, dtype=work_dtype(x)),
@@ -65,6 +77,7 @@ def whiten_backward(
     mean: Tensor,
     W: Tensor,
     norm: Tensor,
+    kept: Tensor,
     shift: Tensor,
     eps: float,
     group_size: int,
@@ -75,7 +88,7 @@ def whiten_backward(
 
     total, outer = launch.sums(x, g, shift, group_size)
     dweight, dbias, P, Q, constant = launch.derivative(
-        total, outer, mean, W, norm, shift, weight, bias, _count(x), eps
+        total, outer, mean, W, norm, kept, shift, weight, bias, _count(x), eps
     )
     dx = launch.apply(x, shift, Q, constant, g, P) if of_input else x.new_empty(0)
     return (
@@ -94,6 +107,7 @@ def _(
     mean: Tensor,
     W: Tensor,
     norm: Tensor,
+    kept: Tensor,
     shift: Tensor,
     eps: float,
     group_size: int,
@@ -107,15 +121,15 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, ctx.eps, ctx.group_size = inputs
-    _, mean, _, W, norm, _, shift = output
+    x, weight, bias, ctx.eps, ctx.group_size, ctx.shrinkage = inputs
+    _, mean, _, W, norm, kept, _, shift = output
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, bias, mean, W, norm, shift)
+    ctx.save_for_backward(x, weight, bias, mean, W, norm, kept, shift)
 
 
 def _backward(ctx: Any, g: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if g is None:
-        return None, None, None, None, None
+        return (None,) * 6
     x, weight, bias, *statistics = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:3]
     grads: tuple[Tensor | None, ...] | None = None
@@ -124,8 +138,10 @@ def _backward(ctx: Any, g: Tensor | None, *_: None) -> tuple[Tensor | None, ...]
             whiten_backward, g, x, weight, bias, *statistics, ctx.eps, ctx.group_size, wanted[0]
         )
     if grads is None:  # gradients of gradients, or an error that has been warned of
-        grads = gate.differentiable_backward(g, x, weight, bias, wanted, ctx.eps, ctx.group_size)
-    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None, None
+        options = ctx.eps, ctx.group_size, ctx.shrinkage
+        grads = gate.differentiable_backward(g, x, weight, bias, wanted, *options)
+    pairs = zip(grads, wanted, strict=True)
+    return *(grad if want else None for grad, want in pairs), None, None, None
 
 
 whiten.register_autograd(_backward, setup_context=_setup_context)

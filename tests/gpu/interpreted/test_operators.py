@@ -20,7 +20,7 @@ def inputs(rows=False, affine=True):
         x = x.contiguous(memory_format=torch.channels_last)
     weight, bias = (correlated((2, 5), seed)[0].float() for seed in (1, 2))
     tensors = (x, weight, bias) if affine else (x, None, None)
-    return *(t if t is None else t.requires_grad_() for t in tensors), 1e-5, 3
+    return *(t if t is None else t.requires_grad_() for t in tensors), 1e-5, 3, 0.1
 
 
 @pytest.mark.parametrize("rows", [False, pytest.param(True, marks=SLOW)])
@@ -31,9 +31,9 @@ def test_whiten_is_an_operator_by_torchs_own_checks(rows, affine):
 
 @pytest.mark.parametrize("of_input", [True, False])
 def test_the_other_operators_are_too(of_input):
-    x, weight, bias, eps, group_size = inputs()
-    y, mean, _, W, norm, finite, shift = operators.whiten(x, weight, bias, eps, group_size)
-    tensors = (torch.ones_like(y), x, weight, bias, mean, W, norm, shift)
+    x, weight, bias, eps, group_size, _ = inputs()
+    y, mean, _, W, norm, kept, finite, shift = operators.whiten(*inputs())
+    tensors = (torch.ones_like(y), x, weight, bias, mean, W, norm, kept, shift)
     detached = [t.detach() for t in tensors]
     checks = ("test_schema", "test_faketensor")
     arguments = (*detached, eps, group_size, of_input)

@@ -217,6 +217,20 @@ def test_a_batch_with_nan_or_inf_spoils_its_groups_and_no_running_statistics(bad
     assert all(torch.equal(a, b) for a, b in zip(layer.buffers(), before, strict=True))
 
 
+@pytest.mark.parametrize("shrinkage", ["auto", 0.3])
+def test_shrinkage_is_that_of_the_torch_path(shrinkage):
+    x, dy = example("maps", torch.float64)
+    options = {"group_size": 4, "shrinkage": shrinkage}
+    layers = [DecorrelatedBatchNorm2d(7, running="covariance", **options) for _ in range(2)]
+    found = (*forward_backward(x, dy, **options), layers[0](x))
+    gate.disable()
+    expected = (*forward_backward(x, dy, **options), layers[1](x))
+    for a, b in zip(
+        (*found, *layers[0].buffers()), (*expected, *layers[1].buffers()), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
 def test_only_the_wanted_gradients_are_computed():
     x, dy = example("maps")
     weight = torch.ones(7, requires_grad=True)
