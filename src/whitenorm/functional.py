@@ -23,7 +23,7 @@ from whitenorm.layout import (
     spans_of,
     ungrouped,
 )
-from whitenorm.passes import Term, apply, moments, sums
+from whitenorm.passes import Term, apply, less, moments, sums
 from whitenorm.precision import algebra_dtype, no_autocast, surely_finite, work_dtype
 from whitenorm.shrinkage import kept_share, shrink
 from whitenorm.whitening import WHITENINGS, decompose, one_by_one, whitening_matrix
@@ -203,8 +203,8 @@ class _BatchWhitening(Function):
 
         # The mean and the second moment of each group, of all replicas' samples.
         statistics = [moments(view, algebra) for view in views]
-        shifts = [shift for shift, _, _ in statistics]
-        means, central = [mean for _, mean, _ in statistics], [m for _, _, m in statistics]
+        shifts = [found.shift for found in statistics]
+        means, central = [f.mean for f in statistics], [f.central for f in statistics]
         count: float | Tensor = max(x.numel() / x.shape[1], 1)
         if method.process_group is not None:
             own = x.numel() / x.shape[1]
@@ -226,7 +226,7 @@ class _BatchWhitening(Function):
 
         # The output.
         y = new_output(x, rows)
-        for i, (view, out) in enumerate(zip(views, grouped_spans(y, spans, rows), strict=True)):
+        for i, out in enumerate(grouped_spans(y, spans, rows)):
             offset = _offset(means[i], shifts[i], work)
             P = _scaled(matrices[i], weight, spans[i].channels)
             if bias is None:
@@ -234,14 +234,13 @@ class _BatchWhitening(Function):
             else:
                 beta = of_channels(bias, spans[i].channels).view_as(offset).to(work)
                 constant = torch.baddbmm(beta, P, offset, alpha=-1)
-            apply(out, constant, Term(P, view, shifts[i]))
+            apply(out, constant, Term(P, statistics[i].samples, statistics[i].left))
         outputs = [y, _joined(means), joined_matrices(matrices), joined_matrices(factors)]
         if all(shift is None for shift in shifts):
             outputs.append(x.new_empty(0))
         else:
-            zeros = [torch.zeros_like(mean, dtype=work) for mean in means]
-            pairs = zip(shifts, zeros, strict=True)
-            outputs.append(_joined([zero if shift is None else shift for shift, zero in pairs]))
+            pairs = zip(shifts, means, strict=True)
+            outputs.append(_joined([_or_zeros(shift, mean, work) for shift, mean in pairs]))
         outputs.append(torch.cat(shares) if shares else x.new_empty(0))
         if method.running == "covariance":
             outputs.append(joined_matrices([moment / (count - 1) for moment in central]))
@@ -284,6 +283,10 @@ def _offset(mean: Tensor, shift: Tensor | None, work: torch.dtype) -> Tensor:
     return (mean if shift is None else mean - shift).to(work)
 
 
+def _or_zeros(shift: Tensor | None, mean: Tensor, work: torch.dtype) -> Tensor:
+    return torch.zeros_like(mean, dtype=work) if shift is None else shift
+
+
 def _joined(parts: list[Tensor]) -> Tensor:
     """The channels of all spans in one vector."""
     return parts[0].flatten() if len(parts) == 1 else torch.cat([p.flatten() for p in parts])
@@ -317,8 +320,9 @@ def _backward(
         shifts = [of_channels(shift, span.channels).view(-1, span.size, 1) for span in spans]
     offsets, totals, outers = [], [], []
     for i, (channels, _, size) in enumerate(spans):
-        s, A = sums(views[i], shifts[i], work, gradients[i])
         offsets.append(_offset(of_channels(mean, channels).view(-1, size, 1), shifts[i], work))
+        views[i], shifts[i] = less(views[i], shifts[i])
+        s, A = sums(views[i], shifts[i], work, gradients[i])
         totals.append(s)
         outers.append(torch.baddbmm(A, s, offsets[i].mT, alpha=-1))
     dweight = dbias = None
@@ -420,7 +424,9 @@ def _update(
     matrix: Tensor,
 ) -> None:
     """Moves the running statistics towards the batch's, unless the batch isn't finite."""
-    finite = None if surely_finite(matrix) else matrix.isfinite().all()
+    finite = None
+    if not surely_finite(matrix):
+        finite = torch.linalg.vector_norm(matrix, torch.inf) < torch.inf  # two launches, no wait
     factor: float | Tensor
     if momentum is None:
         factor = 1 / (cast(Tensor, num_batches_tracked) + 1).to(running_mean.dtype)

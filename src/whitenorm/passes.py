@@ -14,9 +14,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from whitenorm.precision import may_read_values, surely_finite, work_dtype
+from whitenorm.precision import may_read_values, off_cpu, surely_finite, work_dtype
 
-__all__ = ["Term", "apply", "moments", "sums"]
+__all__ = ["Moments", "Term", "apply", "less", "moments", "sums"]
 
 # Elements in a piece that is copied, so that it stays in the cache.
 PIECE = 2**18
@@ -42,12 +42,22 @@ class Term(NamedTuple):
     shift: Tensor | None = None
 
 
-def moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tensor]:
-    """A shift, the mean [G, k, 1] and the sum of (x - mean) (x - mean)^T; the last two in dtype.
+class Moments(NamedTuple):
+    """Of a grouped view, in the dtype of the algebra but for the shift and the samples."""
 
-    Mean and sum follow from the sums of x and of x x^T. Where a mean is far from zero these lose
-    digits, and are taken again of x - shift, if one can see it without waiting for a device; else
-    a shift is subtracted at once. The other passes are to subtract the shift too, if there is one.
+    shift: Tensor | None  # [G, k, 1]; the other passes are to subtract it too, if there is one
+    mean: Tensor  # [G, k, 1]
+    central: Tensor  # [G, k, k], the sum of (x - mean) (x - mean)^T
+    samples: Tensor  # the view itself, or a copy less the shift
+    left: Tensor | None  # what of the shift is left to subtract from that
+
+
+def moments(x: Tensor, dtype: torch.dtype) -> Moments:
+    """Mean and central moment from the sums of x and of x x^T.
+
+    Where a mean is far from zero these lose digits, and are taken again of x - shift, if one can
+    see it without waiting for a device; else a shift is subtracted at once. Where that makes a
+    copy of all samples, the next pass shall use it.
     """
     count, work = max(x.shape[0] * x.shape[-1], 1), work_dtype(x)
     if may_read_values(x):
@@ -59,14 +69,29 @@ def moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tenso
             mean, central = _central(*sums(x, None, dtype, work=work), count)
         variance = central.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)  # times count
         if not (torch.addcmul(variance, mean, mean, value=-count / FAR**2) < 0).any():
-            return None, mean, central
+            return Moments(None, mean, central, x, None)
         if (torch.addcmul(variance, mean, mean, value=-count / VERY_FAR**2) < 0).any():
             work = dtype
         shift = mean.to(work_dtype(x))
     else:
         shift = _mean_of_some(x)
-    offset, central = _central(*sums(x, shift, dtype, work=work), count)
-    return shift, shift + offset, central
+        if off_cpu(x) and x.numel() <= PIECE:
+            work = dtype
+    samples, left = less(x, shift)
+    offset, central = _central(*sums(samples, left, dtype, work=work), count)
+    return Moments(shift, shift + offset, central, samples, left)
+
+
+def less(x: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x - shift, and None, where two passes share that copy; else x and the shift as they are.
+
+    On the CPU each pass copies piece by piece, in the cache; elsewhere a copy is of everything.
+    """
+    if shift is None or not off_cpu(x) or torch.compiler.is_compiling():
+        return x, shift
+    if x.numel() <= PIECE or _go_together(x, SMALL_IN_SUMS):
+        return x, shift
+    return x - shift, None
 
 
 def _central(total: Tensor, outer: Tensor, count: int) -> tuple[Tensor, Tensor]:

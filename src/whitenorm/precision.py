@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["algebra_dtype", "may_read_values", "no_autocast", "surely_finite", "work_dtype"]
+__all__ = [
+    "algebra_dtype",
+    "may_read_values",
+    "no_autocast",
+    "off_cpu",
+    "surely_finite",
+    "work_dtype",
+]
 
 
 def work_dtype(x: Tensor) -> torch.dtype:
@@ -35,6 +42,11 @@ def may_read_values(x: Tensor) -> bool:
     Subclasses of tensors may have no values, as those of FakeTensorMode.
     """
     return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def off_cpu(x: Tensor) -> bool:
+    """Whether x lies on a device where a copy costs as much as a pass, and a call a launch."""
+    return x.device.type != "cpu"
 
 
 def surely_finite(x: Tensor) -> bool:
