@@ -231,7 +231,7 @@ def _pieces(
     is no cache to mind, the whole is one piece.
     """
     n, groups, size, count = views[0].shape
-    if torch.compiler.is_compiling() or views[0].device.type != "cpu":
+    if torch.compiler.is_compiling() or off_cpu(views[0]):
         return (views,)
     copied = copied or not all(v.dtype == work and _is_mergeable(v) for v in views)
     positions = -(-count // max(-(-count // longest), 1))  # about equal, and at most longest

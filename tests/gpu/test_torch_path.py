@@ -32,7 +32,6 @@ def elsewhere(monkeypatch):
                 monkeypatch.setattr(module, name, 0 if name == "PIECE" else value)
     monkeypatch.setattr(whitening, "surely_finite", lambda S: False)
     monkeypatch.setattr(functional, "surely_finite", lambda S: False)
-    monkeypatch.setattr(passes, "_pieces", lambda views, work, copied: (views,))
 
 
 class Operations(TorchDispatchMode):

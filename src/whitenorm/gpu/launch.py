@@ -34,8 +34,8 @@ SHORTEST = 16
 # Samples in a tile and warps of a program, by the channels of a tile. Larger tiles spill registers
 # to memory, on sm_80, sm_90 or sm_100; half as many samples are taken in float64.
 TILES = {
-    "moments": {1: (256, 1), 2: (128, 1), 4: (64, 1), 8: (32, 1), 16: (32, 2), 32: (32, 4)},
-    "sums": {1: (256, 1), 2: (128, 1), 4: (64, 1), 8: (32, 1), 16: (16, 2), 32: (16, 4)},
+    "moments": {1: (256, 1), 2: (128, 1), 4: (32, 1), 8: (32, 1), 16: (16, 2), 32: (32, 4)},
+    "sums": {1: (256, 1), 2: (128, 1), 4: (64, 1), 8: (32, 2), 16: (16, 2), 32: (16, 4)},
     "apply": {1: (128, 4), 2: (128, 4), 4: (128, 4), 8: (128, 4), 16: (128, 4), 32: (32, 4)},
 }
 WARPS = {"matrix": {16: 4, 32: 4}, "vjp": {16: 4, 32: 8}}
