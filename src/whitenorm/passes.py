@@ -9,11 +9,13 @@ the CPU, so that a piece is still in the cache when it is multiplied.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from whitenorm.gpu import gate
 from whitenorm.precision import may_read_values, off_cpu, surely_finite, work_dtype
 
 __all__ = ["Moments", "Term", "apply", "less", "moments", "sums"]
@@ -32,6 +34,13 @@ SMALL_IN_SUMS, SMALL_IN_APPLY = 32, 16
 # Deviations from zero beyond which a mean is subtracted first, for accuracy, and beyond which
 # float32 has so few digits for the deviations that the rounding of its sums has a direction.
 FAR, VERY_FAR = 4, 2**10
+
+
+def _triton() -> ModuleType:
+    """These passes in Triton, which is imported when it is first used."""
+    from whitenorm.gpu import passes
+
+    return passes
 
 
 class Term(NamedTuple):
@@ -60,6 +69,9 @@ def moments(x: Tensor, dtype: torch.dtype) -> Moments:
     copy of all samples, the next pass shall use it.
     """
     count, work = max(x.shape[0] * x.shape[-1], 1), work_dtype(x)
+    if gate.lends_passes(x) and (found := gate.attempt(_triton().moments, x)) is not None:
+        shift, mean, central = found
+        return Moments(shift, mean, central, x, shift)
     if may_read_values(x):
         if x.numel() <= PIECE:  # so few that better sums take no time
             work = dtype
@@ -87,7 +99,7 @@ def less(x: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
     On the CPU each pass copies piece by piece, in the cache; elsewhere a copy is of everything.
     """
-    if shift is None or not off_cpu(x) or torch.compiler.is_compiling():
+    if shift is None or not off_cpu(x) or torch.compiler.is_compiling() or gate.lends_passes(x):
         return x, shift
     if x.numel() <= PIECE or _go_together(x, SMALL_IN_SUMS):
         return x, shift
@@ -124,6 +136,10 @@ def sums(
     Without g, those of x - shift and of (x - shift) (x - shift)^T. Products are made in ``work``.
     """
     groups, work = x.shape[1], work or work_dtype(x)
+    if g is not None and shift is not None and gate.lends_passes(x):
+        found = gate.attempt(_triton().sums, x, g, shift, dtype)
+        if found is not None:
+            return cast(tuple[Tensor, Tensor], found)
     views = (x,) if g is None else (x, g)
     together = _go_together(x, SMALL_IN_SUMS)
     result: list[Tensor] = []
@@ -163,6 +179,9 @@ def apply(out: Tensor, constant: Tensor, *terms: Term) -> None:
     if torch.compiler.is_compiling():
         products = [m @ (t.to(work) if c is None else t - c) for m, t, c in terms]
         out.copy_(sum(products, constant))
+        return
+    lends = terms[-1].shift is not None and gate.lends_passes(terms[-1].samples)
+    if lends and gate.attempt(_triton().apply, out, constant, *terms) is not None:
         return
     groups, together = out.shape[1], _go_together(out, SMALL_IN_APPLY)
     shifts = [term.shift for term in terms]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from whitenorm.layout import is_channels_last
-from whitenorm.passes import PIECE
 
 if TYPE_CHECKING:
     from whitenorm.functional import _Method
@@ -120,6 +119,16 @@ def unmet_requirement(device: torch.device | str = "cuda") -> str | None:
     return None
 
 
+# --- the passes alone ---------------------------------------------------------------------------
+
+
+def lends_passes(view: Tensor) -> bool:
+    """Whether Triton's passes are to serve a grouped view, for algebra that isn't Triton's."""
+    if not _state.on or torch.compiler.is_compiling():
+        return False
+    return _accepts(view.flatten(1, 2), None, None, view.shape[2], 0.0)
+
+
 # --- training -----------------------------------------------------------------------------------
 
 
@@ -149,12 +158,18 @@ def _accepts(
         is_channels_last(x),
         size,
         channels % size,
-        x.numel() <= PIECE,
+        _is_small(x),
         None if weight is None else weight.dtype,
         None if bias is None else bias.dtype,
         shrinkage == "auto",
     )
     return passes
+
+
+def _is_small(x: Tensor) -> bool:
+    from whitenorm.passes import PIECE  # which asks this module
+
+    return x.numel() <= PIECE
 
 
 def _is_transformed(x: Tensor) -> bool:
@@ -240,6 +255,8 @@ def _difference(kind: Kind) -> float:
 
 def _made_up(kind: Kind) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Input, gradient, weight and bias of a kind: correlated channels with a mean."""
+    from whitenorm.passes import PIECE
+
     generator = torch.Generator().manual_seed(0)
     channels = 2 * kind.size + kind.remainder
     images = 5 if kind.small else PIECE // (channels * 63) + 2
