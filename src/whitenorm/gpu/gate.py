@@ -7,9 +7,10 @@ and torch's path is used from then on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -86,6 +87,16 @@ def enable() -> None:
 def disable() -> None:
     """Back to torch's path everywhere."""
     _state.on = False
+
+
+@contextlib.contextmanager
+def switched(on: bool) -> Iterator[None]:
+    """The Triton path asked for, or not, for a while; what is known about it stays known."""
+    before, _state.on = _state.on, on
+    try:
+        yield
+    finally:
+        _state.on = before
 
 
 def is_enabled() -> bool:
