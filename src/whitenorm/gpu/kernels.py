@@ -287,7 +287,7 @@ def matrix(
     """W = S^(-1/2), S = central / count + eps I, and with it y = P (x - shift) + constant.
 
     ``central`` is drawn towards its diagonal first, and left so: by ``shrinkage``, or by an
-    estimate (see :mod:`whitenorm.shrinkage`) of at least that. ``kept`` is the share of it that stays.
+    estimate of at least that (see :mod:`whitenorm.shrinkage`). ``kept`` is the share that stays.
 
     A coupled iteration for root and inverse root, by products alone: the singular values of the
     one times the other are brought to 1 by the cubics that suit [least, 1], where ``least`` is

@@ -240,9 +240,9 @@ def whitening(
     estimate: bool,
     work: torch.dtype,
 ) -> Algebra:
-    """ZCA of S = central / count + eps I; central is shrunk in place, at least as an estimate says.
+    """ZCA of S = central / count + eps I, where central is shrunk in place.
 
-    Without ``estimate``, by ``shrinkage``.
+    By ``shrinkage``, or by an ``estimate`` of at least that.
     """
     groups, size, _ = central.shape
     square = max(_power_of_two(size), SHORTEST)
