@@ -11,5 +11,5 @@ def one_layer(rank, sizes, on):
     gate._state.dtypes = (*gate.DTYPES, torch.float64)
     gate._check = lambda kind: True
     gate.enable() if on else gate.disable()
-    result = replica_jobs.one_layer(rank, sizes, "zca", "whitening")
+    result = replica_jobs.one_layer(rank, sizes, "zca", "whitening", 0.0)
     return {**result, "kinds": len(gate._state.verdicts)}
