@@ -37,7 +37,7 @@ def shift_of(x, shifted):
 @EACH_LAYOUT
 def test_moments_are_mean_and_central_sum(x):
     for far in (0.0, 1e3):
-        shift, mean, central = passes.moments(view_of(x + far), torch.float64)
+        shift, mean, central, *_ = passes.moments(view_of(x + far), torch.float64)
         assert shift is not None or far == 0
         groups = flat(x)
         centred = groups - groups.mean(2, keepdim=True)

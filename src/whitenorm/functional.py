@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whitenorm.arguments import check_options, check_tensors, check_training
 from whitenorm.distributed import ProcessGroup, add_up, combine
+from whitenorm.gpu import gate
 from whitenorm.layout import (
     Span,
     grouped,
@@ -22,7 +23,7 @@ from whitenorm.layout import (
     spans_of,
     ungrouped,
 )
-from whitenorm.passes import Term, affine, apply, moments, sums
+from whitenorm.passes import Term, affine, apply, less, moments, sums
 from whitenorm.precision import algebra_dtype, is_traced, no_autocast, surely_finite, work_dtype
 from whitenorm.shrinkage import kept_share, shrink
 from whitenorm.transforms import Transformable, call, is_wrapped, save, transposed
@@ -100,6 +101,11 @@ def decorrelated_batch_norm(
                     matrix, input.shape[1], eps, whitening, iterations
                 )
             return _inference(input, mean, matrix, weight, bias, group_size)
+        if gate.serves(input, weight, bias, method):
+            running_statistics = running_mean, running_matrix, momentum, num_batches_tracked
+            whitened = gate.train(input, weight, bias, method, *running_statistics)
+            if whitened is not None:
+                return whitened
         y, mean, W, _, _, _, *covariance = call(_BatchWhitening, input, weight, bias, method)
         if running_mean is not None and (input.numel() > 0 or process_group is not None):
             matrix = covariance[0] if running == "covariance" else W
@@ -198,8 +204,8 @@ class _BatchWhitening(Transformable):
 
         # The mean and the second moment of each group, of all replicas' samples.
         statistics = [moments(view, algebra) for view in views]
-        shifts = [shift for shift, _, _ in statistics]
-        means, central = [mean for _, mean, _ in statistics], [m for _, _, m in statistics]
+        shifts = [found.shift for found in statistics]
+        means, central = [f.mean for f in statistics], [f.central for f in statistics]
         count: float | Tensor = max(x.numel() / x.shape[1], 1)
         if method.process_group is not None:
             own = x.numel() / x.shape[1]
@@ -221,7 +227,7 @@ class _BatchWhitening(Transformable):
 
         # The output.
         constants, terms = [], []
-        for i, view in enumerate(views):
+        for i, found in enumerate(statistics):
             offset = _offset(means[i], shifts[i], work)
             P = _scaled(matrices[i], weight, spans[i].channels)
             if bias is None:
@@ -229,7 +235,7 @@ class _BatchWhitening(Transformable):
             else:
                 beta = of_channels(bias, spans[i].channels).view_as(offset).to(work)
                 constants.append(torch.baddbmm(beta, P, offset, alpha=-1))
-            terms.append([Term(P, view, shifts[i])])
+            terms.append([Term(P, found.samples, found.left)])
         if is_traced():
             y = _differentiable_forward(x, weight, bias, method)
         else:
@@ -238,9 +244,8 @@ class _BatchWhitening(Transformable):
         if all(shift is None for shift in shifts):
             outputs.append(x.new_empty(0))
         else:
-            zeros = [torch.zeros_like(mean, dtype=work) for mean in means]
-            pairs = zip(shifts, zeros, strict=True)
-            outputs.append(_joined([zero if shift is None else shift for shift, zero in pairs]))
+            pairs = zip(shifts, means, strict=True)
+            outputs.append(_joined([_or_zeros(shift, mean, work) for shift, mean in pairs]))
         outputs.append(torch.cat(shares) if shares else x.new_empty(0))
         if method.running == "covariance":
             outputs.append(joined_matrices([moment / (count - 1) for moment in central]))
@@ -296,6 +301,10 @@ def _offset(mean: Tensor, shift: Tensor | None, work: torch.dtype) -> Tensor:
     return (mean if shift is None else mean - shift).to(work)
 
 
+def _or_zeros(shift: Tensor | None, mean: Tensor, work: torch.dtype) -> Tensor:
+    return torch.zeros_like(mean, dtype=work) if shift is None else shift
+
+
 def _joined(parts: list[Tensor]) -> Tensor:
     """The channels of all spans in one vector."""
     return parts[0].flatten() if len(parts) == 1 else torch.cat([p.flatten() for p in parts])
@@ -329,8 +338,9 @@ def _backward(
         shifts = [of_channels(shift, span.channels).view(-1, span.size, 1) for span in spans]
     offsets, totals, outers = [], [], []
     for i, (channels, _, size) in enumerate(spans):
-        s, A = sums(views[i], shifts[i], work, gradients[i])
         offsets.append(_offset(of_channels(mean, channels).view(-1, size, 1), shifts[i], work))
+        views[i], shifts[i] = less(views[i], shifts[i])
+        s, A = sums(views[i], shifts[i], work, gradients[i])
         totals.append(s)
         outers.append(torch.baddbmm(A, s, offsets[i].mT, alpha=-1))
     dweight = dbias = None
@@ -454,7 +464,9 @@ def _update(
             "enter as arguments: pass them by torch.func.functional_call(module, (parameters, "
             "buffers), x), or use track_running_stats=False or eval()"
         )
-    finite = None if surely_finite(matrix) else matrix.isfinite().all()
+    finite = None
+    if not surely_finite(matrix):
+        finite = torch.linalg.vector_norm(matrix, torch.inf) < torch.inf  # two launches, no wait
     factor: float | Tensor
     if momentum is None:
         factor = 1 / (cast(Tensor, num_batches_tracked) + 1).to(running_mean.dtype)

@@ -9,14 +9,16 @@ the CPU, so that a piece is still in the cache when it is multiplied.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from whitenorm.precision import may_read_values, surely_finite, work_dtype
+from whitenorm.gpu import gate
+from whitenorm.precision import may_read_values, off_cpu, surely_finite, work_dtype
 
-__all__ = ["Term", "affine", "apply", "moments", "sums"]
+__all__ = ["Moments", "Term", "affine", "apply", "less", "moments", "sums"]
 
 # Elements in a piece that is copied, so that it stays in the cache.
 PIECE = 2**18
@@ -34,6 +36,13 @@ SMALL_IN_SUMS, SMALL_IN_APPLY = 32, 16
 FAR, VERY_FAR = 4, 2**10
 
 
+def _triton() -> ModuleType:
+    """These passes in Triton, which is imported when it is first used."""
+    from whitenorm.gpu import passes
+
+    return passes
+
+
 class Term(NamedTuple):
     """``matrix @ (samples - shift)``: matrix [G, k, k], samples [B, G, k, L], shift [G, k, 1]."""
 
@@ -42,14 +51,27 @@ class Term(NamedTuple):
     shift: Tensor | None = None
 
 
-def moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tensor]:
-    """A shift, the mean [G, k, 1] and the sum of (x - mean) (x - mean)^T; the last two in dtype.
+class Moments(NamedTuple):
+    """Of a grouped view, in the dtype of the algebra but for the shift and the samples."""
 
-    Mean and sum follow from the sums of x and of x x^T. Where a mean is far from zero these lose
-    digits, and are taken again of x - shift, if one can see it without waiting for a device; else
-    a shift is subtracted at once. The other passes are to subtract the shift too, if there is one.
+    shift: Tensor | None  # [G, k, 1]; the other passes are to subtract it too, if there is one
+    mean: Tensor  # [G, k, 1]
+    central: Tensor  # [G, k, k], the sum of (x - mean) (x - mean)^T
+    samples: Tensor  # the view itself, or a copy less the shift
+    left: Tensor | None  # what of the shift is left to subtract from that
+
+
+def moments(x: Tensor, dtype: torch.dtype) -> Moments:
+    """Mean and central moment from the sums of x and of x x^T.
+
+    Where a mean is far from zero these lose digits, and are taken again of x - shift, if one can
+    see it without waiting for a device; else a shift is subtracted at once. Where that makes a
+    copy of all samples, the next pass shall use it.
     """
     count, work = max(x.shape[0] * x.shape[-1], 1), work_dtype(x)
+    if gate.lends_passes(x) and (found := gate.attempt(_triton().moments, x)) is not None:
+        shift, mean, central = found
+        return Moments(shift, mean, central, x, shift)
     if may_read_values(x):
         if x.numel() <= PIECE:  # so few that better sums take no time
             work = dtype
@@ -59,14 +81,29 @@ def moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tenso
             mean, central = _central(*sums(x, None, dtype, work=work), count)
         variance = central.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)  # times count
         if not (torch.addcmul(variance, mean, mean, value=-count / FAR**2) < 0).any():
-            return None, mean, central
+            return Moments(None, mean, central, x, None)
         if (torch.addcmul(variance, mean, mean, value=-count / VERY_FAR**2) < 0).any():
             work = dtype
         shift = mean.to(work_dtype(x))
     else:
         shift = _mean_of_some(x)
-    offset, central = _central(*sums(x, shift, dtype, work=work), count)
-    return shift, shift + offset, central
+        if off_cpu(x) and x.numel() <= PIECE:
+            work = dtype
+    samples, left = less(x, shift)
+    offset, central = _central(*sums(samples, left, dtype, work=work), count)
+    return Moments(shift, shift + offset, central, samples, left)
+
+
+def less(x: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x - shift, and None, where two passes share that copy; else x and the shift as they are.
+
+    On the CPU each pass copies piece by piece, in the cache; elsewhere a copy is of everything.
+    """
+    if shift is None or not off_cpu(x) or torch.compiler.is_compiling() or gate.lends_passes(x):
+        return x, shift
+    if x.numel() <= PIECE or _go_together(x, SMALL_IN_SUMS):
+        return x, shift
+    return x - shift, None
 
 
 def _central(total: Tensor, outer: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -99,6 +136,10 @@ def sums(
     Without g, those of x - shift and of (x - shift) (x - shift)^T. Products are made in ``work``.
     """
     groups, work = x.shape[1], work or work_dtype(x)
+    if g is not None and shift is not None and gate.lends_passes(x):
+        found = gate.attempt(_triton().sums, x, g, shift, dtype)
+        if found is not None:
+            return cast(tuple[Tensor, Tensor], found)
     views = (x,) if g is None else (x, g)
     together = _go_together(x, SMALL_IN_SUMS)
     result: list[Tensor] = []
@@ -135,6 +176,9 @@ def _over_images(t: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 def apply(out: Tensor, constant: Tensor, *terms: Term) -> None:
     """Writes the sum of the terms plus a constant [G, k, 1] into ``out``, a grouped view."""
     work = constant.dtype
+    lends = terms[-1].shift is not None and gate.lends_passes(terms[-1].samples)
+    if lends and gate.attempt(_triton().apply, out, constant, *terms) is not None:
+        return
     groups, together = out.shape[1], _go_together(out, SMALL_IN_APPLY)
     shifts = [term.shift for term in terms]
     matrices = [term.matrix for term in terms]
@@ -208,7 +252,7 @@ def _pieces(
     is no cache to mind, the whole is one piece.
     """
     n, groups, size, count = views[0].shape
-    if torch.compiler.is_compiling() or views[0].device.type != "cpu":
+    if torch.compiler.is_compiling() or off_cpu(views[0]):
         return (views,)
     copied = copied or not all(v.dtype == work and _is_mergeable(v) for v in views)
     positions = -(-count // max(-(-count // longest), 1))  # about equal, and at most longest

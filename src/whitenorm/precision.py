@@ -18,6 +18,7 @@ __all__ = [
     "is_traced",
     "may_read_values",
     "no_autocast",
+    "off_cpu",
     "surely_finite",
     "work_dtype",
 ]
@@ -54,6 +55,11 @@ def may_read_values(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu":
         return False
     return not is_traced() and not is_wrapped(x)
+
+
+def off_cpu(x: Tensor) -> bool:
+    """Whether x lies on a device where a copy costs as much as a pass, and a call a launch."""
+    return x.device.type != "cpu"
 
 
 def surely_finite(x: Tensor) -> bool:

@@ -222,7 +222,7 @@ def _of_batch(norm: _Norm, x: Tensor) -> _Statistics:
     algebra, rows = algebra_dtype(x), is_channels_last(x)
     with no_autocast(x.device.type):
         views = grouped_spans(x, spans_of(x.shape[1], group_size), rows)
-        parts = [moments(view, algebra)[1:] for view in views]
+        parts = [moments(view, algebra)[1:3] for view in views]
     count = torch.tensor(x.numel() / x.shape[1], dtype=algebra, device=x.device)
     central = [moment for _, moment in parts]
     kept = [kept_share(moment / count, norm.eps, shrinkage, count) for moment in central]

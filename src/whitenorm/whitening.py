@@ -7,13 +7,14 @@ Every whitening is a small map from a covariance :math:`S` to a matrix :math:`W`
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from whitenorm.precision import algebra_dtype, surely_finite
+from whitenorm.precision import algebra_dtype, off_cpu, surely_finite
 from whitenorm.transforms import Transformable, call, save, transposed
 
 __all__ = ["WHITENINGS", "Whitening", "decompose", "whitening_matrix"]
@@ -86,9 +87,35 @@ def decompose(S: Tensor, eps: float, whitening: str, iterations: int) -> tuple[T
         if eps == 0:
             _check_invertible(S, W)
         return W, F
-    finite = S.sum((-2, -1), keepdim=True).isfinite()
-    W, F = matrix(torch.where(finite, S, 0.0), eps, iterations)
-    return torch.where(finite, W, torch.nan), F
+    zero_or_nan = 0 * S.sum((-2, -1), keepdim=True)
+    W, F = _where_it_runs(matrix, torch.nan_to_num(S, 0.0, 0.0, 0.0), eps, iterations)
+    return W + zero_or_nan, F
+
+
+_LACKING: set[tuple[str, Any]] = set()  # devices, and what has been found not to run there
+
+
+def _where_it_runs(
+    matrix: Callable[[Tensor, float, int], tuple[Tensor, Tensor]],
+    S: Tensor,
+    eps: float,
+    iterations: int,
+) -> tuple[Tensor, Tensor]:
+    """``matrix(S, eps, iterations)``; on the CPU where the device, as MPS, lacks an operation."""
+    if not off_cpu(S) or torch.compiler.is_compiling():
+        return matrix(S, eps, iterations)
+    if (S.device.type, matrix) not in _LACKING:
+        try:
+            return matrix(S, eps, iterations)
+        except NotImplementedError as error:
+            _LACKING.add((S.device.type, matrix))
+            warnings.warn(
+                f"torch lacks an operation on {S.device.type} that whitening needs "
+                f"({str(error).splitlines()[0]}); its small matrices go by the CPU",
+                stacklevel=2,
+            )
+    W, F = matrix(S.to("cpu", torch.float64), eps, iterations)
+    return W.to(S), F.to(S)
 
 
 def _check_invertible(S: Tensor, W: Tensor) -> None:

@@ -4,7 +4,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ class Case:
     info: Mapping[str, Any]  # for tables
     bars: Sequence[Bar] = ()
     constant: bool = False  # the same each time, so one round is enough
+    facts: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)  # counted
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Suite:
     cases: list[Case]
     rounds: int  # of each case, unless told
     small: str  # a quick run measures the cases that have this in their name
+    extras: Callable[[], Mapping[str, Any]] = dict  # what else goes into the record
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         "main": list(values[names[0]])[-1],
         "references": list(case.references),
         "bars": [asdict(bar) for bar in case.bars],
+        **({"facts": {n: dict(count()) for n, count in case.facts.items()}} if case.facts else {}),
         "alternatives": {
             name: {
                 "values": ours,

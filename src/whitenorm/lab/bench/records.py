@@ -50,6 +50,7 @@ def run_suite(
         **{"format": FORMAT, "suite": suite.name, "title": suite.title},
         **{"quick": quick, "only": only, "rounds": rounds},
         **{"environment": environment, "disturbances": reasons, "cases": found},
+        **suite.extras(),
     }
     # Five digits are more than any measurement is worth.
     short = json.loads(
@@ -66,7 +67,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """A record of :func:`run_suite`; fields that nothing uses any more are ignored."""
     try:
         record: dict[str, Any] = json.loads(path.read_text())
-        if record["format"] != FORMAT or record["suite"] not in SUITES:
+        if record["format"] != FORMAT or record["suite"] not in (*SUITES, "gpu"):
             raise ValueError(f"format {record['format']}, suite {record['suite']}")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise BenchError(
@@ -91,7 +92,8 @@ def render(path: Path) -> list[Path]:
 
 def fill_page(page: Path, out: Path) -> list[str]:
     """Renders a folder's records of whole suites and fills a page's slots; their names."""
-    records = [path for name in SUITES if (path := out / f"{name}.json").exists()]
+    names = (*SUITES, "gpu")
+    records = [path for name in names if (path := out / f"{name}.json").exists()]
     if not records:
         raise BenchError(f"{out} holds no records of whole suites; measure with --suite first")
     slots = {}

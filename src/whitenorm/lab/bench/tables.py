@@ -31,6 +31,8 @@ def for_page(record: Data) -> str:
         text = _layers(case for case in cases if case["title"] in PAGE_LAYERS[is_usual(case)])
     elif record["suite"] == "network":
         text = _networks(cases)
+    elif record["suite"] == "gpu":
+        text = on_device(record)
     else:
         chosen = _page_cases(cases, "memory")
         text = _everything((case, name) for case, names in chosen for name in ("bn", names[-1]))
@@ -45,6 +47,8 @@ def report(record: Data) -> str:
         parts.append(table(head, _goals(record["cases"])))
     elif record["suite"] == "layer":
         parts.append(_layers(record["cases"]))
+    elif record["suite"] == "gpu":
+        parts.append(on_device(record))
     for mode, words in MODES.items():
         cases = [case for case in record["cases"] if _mode(case) == mode]
         rows = [(case, name) for case in cases for name in case["alternatives"]]
@@ -82,6 +86,36 @@ def _layers(cases: Iterable[Data]) -> str:
         ratios.append(f"{_ratio(case, largest, 'bn')} ({_label(largest).removeprefix('DBN ')})")
         rows.append((_title(case), _value(case, "bn", "both"), *ratios))
     return table(("input", "BN ms", *map(_label, names), "largest DBN"), rows)
+
+
+def on_device(record: Data) -> str:
+    """BN, torch's path and the Triton path on a GPU, with launches and memory."""
+    names = ["dbn-g16", "triton-g16"]
+    rows = []
+    for case in record["cases"]:
+        facts = case.get("facts", {})
+        counts = [
+            " / ".join(str(facts.get(name, {}).get("launches", "-")) for name in ("bn", *names)),
+            " / ".join(_mebibytes(facts.get(name, {})) for name in ("bn", *names)),
+        ]
+        ratios = [_ratio(case, name, "bn", quartiles=True) for name in names]
+        rows.append((_title(case), _value(case, "bn", "step"), *ratios, *counts))
+    head = ("what", "BN ms", "torch / BN", "Triton / BN", "launches", "peak MiB")
+    device = record["device"]
+    lines = [
+        f"{device['name']}, CUDA {device.get('cuda', '-')}, Triton {record['triton'] or '-'}."
+    ]
+    if record["without_triton"]:
+        lines.append(f"Without the Triton path: {record['without_triton']}.")
+    captured = [f"{_label(n)}: {'yes' if ok else 'no'}" for n, ok in record["captures"].items()]
+    if captured:
+        lines.append(f"Captured in a CUDA graph: {', '.join(captured)}.")
+    note = "Launches and memory: BN / torch / Triton."
+    return f"{table(head, rows)}\n\n{' '.join([note, *lines])}"
+
+
+def _mebibytes(facts: Data) -> str:
+    return f"{facts['memory'] / 2**20:.0f}" if "memory" in facts else "-"
 
 
 def _networks(cases: list[Data]) -> str:
@@ -151,6 +185,8 @@ def _everything(rows: Iterable[tuple[Data, str]]) -> str:
 
 WORDS = {
     "dbn-all": "DBN everywhere",
+    "triton": "DBN in Triton",
+    "cholesky": "DBN by Cholesky",
     "dbn": "DBN",
     "bn": "BN",
     "loop": "loop over eigh",

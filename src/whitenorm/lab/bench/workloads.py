@@ -114,8 +114,9 @@ class Network:
 class TrainingIteration:
     """zero_grad, forward, cross entropy, backward, and SGD with momentum."""
 
-    def __init__(self, network: Network, name: str) -> None:
-        self.network, self.x, self.y = network.build(name)
+    def __init__(self, network: Network, name: str, device: torch.device | str = "cpu") -> None:
+        model, x, y = network.build(name)
+        self.network, self.x, self.y = model.to(device), x.to(device), y.to(device)
         # The rate is so small that hundreds of iterations on one batch keep ordinary numbers.
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-3, momentum=0.9)
 

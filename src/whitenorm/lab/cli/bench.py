@@ -7,7 +7,7 @@ import torch
 import typer
 from rich.markup import escape
 
-from whitenorm.lab.bench import SUITES, fill_page, render, run_suite
+from whitenorm.lab.bench import SUITES, BenchError, device_suite, fill_page, render, run_suite
 from whitenorm.lab.cli.terminal import Out, console
 from whitenorm.lab.lookup import look_up
 
@@ -20,6 +20,10 @@ def bench(
     out: Out = Path("benchmarks/results"),
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each case.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch; one a core.")] = None,
+    device: Annotated[
+        str,
+        typer.Option(help="`cuda`: BatchNorm, torch's path and the Triton path on a GPU."),
+    ] = "cpu",
     quick: Annotated[
         bool, typer.Option("--quick", help="A few small cases, to see that it works.")
     ] = False,
@@ -47,12 +51,20 @@ def bench(
 
     - `whitenorm bench --suite layer --quick --out /tmp/bench`
 
+    - `whitenorm bench --device cuda --out my-gpu`
+
     - `whitenorm bench --page docs/performance.md --out benchmarks/results`
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    names = suite or ([] if page else ["bars"])
-    for chosen in [look_up(SUITES, "suite", name) for name in names]:
+    if device == "cpu":
+        names = suite or ([] if page else ["bars"])
+        suites = [look_up(SUITES, "suite", name) for name in names]
+    elif suite:
+        raise BenchError("--suite is for the CPU; leave it out with --device")
+    else:
+        suites = [device_suite(device, quick)]
+    for chosen in suites:
         path = run_suite(
             chosen,
             out,
