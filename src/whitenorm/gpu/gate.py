@@ -37,7 +37,10 @@ class _State:
     """What has been asked for and found out in this process."""
 
     def __init__(self) -> None:
-        self.on = os.environ.get(VARIABLE, "off") == "auto"
+        value = os.environ.get(VARIABLE, "off")
+        if value not in ("auto", "off", ""):
+            raise ValueError(f"{VARIABLE} must be 'auto' or 'off', got {value!r}")
+        self.on = value == "auto"
         self.counts_as_gpu = ("cuda",)  # device types; tests of the interpreter add the CPU
         self.dtypes: tuple[torch.dtype, ...] = DTYPES
         self.verdicts: dict[Kind, bool] = {}

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 # One-warp programs for each multiprocessor in a pass that adds up, and parts of one group. Enough
-# loads are under way with that, and what the parts leave to be combined stays below 1%.
+# loads are under way with that; what the parts leave to be combined is some per cent of the input.
 PROGRAMS, MOST_PARTS = 16, 512
 # The shortest inner dimension of a product in Triton.
 SHORTEST = 16

@@ -46,6 +46,9 @@ def test_it_is_off_unless_asked_for(state, monkeypatch):
     for value, on in (("auto", True), ("off", False)):
         monkeypatch.setenv(gate.VARIABLE, value)
         assert gate._State().on == on
+    monkeypatch.setenv(gate.VARIABLE, "on")
+    with pytest.raises(ValueError, match="WHITENORM_TRITON must be 'auto' or 'off', got 'on'"):
+        gate._State()
 
 
 def test_once_asked_for_it_is_checked_once_for_each_kind_of_input(state, calls):
