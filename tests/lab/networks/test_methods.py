@@ -29,21 +29,26 @@ def test_every_method_makes_a_layer_for_vectors_and_for_pictures(name, shape):
     assert y.var(correction=0).item() == pytest.approx(1, abs=1e-3)
 
 
+def as_in_the_paper(**options):
+    return DecorrelatedBatchNorm1d(6, **{"running": "whitening", "shrinkage": 0.0, **options})
+
+
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
         ("bn", {"eps": 0.1}, nn.BatchNorm1d(6, eps=0.1)),
         ("bn", {"affine": False, "momentum": 0.5}, nn.BatchNorm1d(6, momentum=0.5, affine=False)),
-        ("dbn", {}, DecorrelatedBatchNorm1d(6)),
-        ("dbn", {"group_size": None}, DecorrelatedBatchNorm1d(6, group_size=6)),
-        ("dbn", {"affine": False}, DecorrelatedBatchNorm1d(6, affine=False)),
-        ("dbn", {"running": "covariance"}, DecorrelatedBatchNorm1d(6, running="covariance")),
-        ("dbn-pca", {"group_size": 3}, DecorrelatedBatchNorm1d(6, group_size=3, whitening="pca")),
-        ("dbn", {"whitening": "cholesky"}, DecorrelatedBatchNorm1d(6, whitening="cholesky")),
+        ("dbn", {}, as_in_the_paper()),
+        ("dbn", {"group_size": None}, as_in_the_paper(group_size=6)),
+        ("dbn", {"affine": False}, as_in_the_paper(affine=False)),
+        ("dbn", {"running": "covariance"}, as_in_the_paper(running="covariance")),
+        ("dbn", {"shrinkage": "auto"}, as_in_the_paper(shrinkage="auto")),
+        ("dbn-pca", {"group_size": 3}, as_in_the_paper(group_size=3, whitening="pca")),
+        ("dbn", {"whitening": "cholesky"}, as_in_the_paper(whitening="cholesky")),
         (
             "dbn",
             {"whitening": "newton", "iterations": 7},
-            DecorrelatedBatchNorm1d(6, whitening="newton", iterations=7),
+            as_in_the_paper(whitening="newton", iterations=7),
         ),
     ],
 )

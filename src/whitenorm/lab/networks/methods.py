@@ -46,7 +46,8 @@ def make_method(name: str, **options: Any) -> Method:
     Example:
         >>> make_method("dbn", group_size=8).norm(32, 2)
         DecorrelatedBatchNorm2d(32, eps=1e-05, momentum=0.1, affine=True, \
-track_running_stats=True, group_size=8, whitening='zca', running='whitening')
+track_running_stats=True, group_size=8, whitening='zca', running='whitening', \
+shrinkage=0.0)
     """
     row = look_up(METHODS, "method", name)
     check_options("method", name, options, row.options)
