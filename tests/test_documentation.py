@@ -197,7 +197,7 @@ def test_the_drawings_of_the_layout_name_what_is_there():
     ("row", "wrong"),
     [
         ("│  sums of samples  moments, sums  passes.py", []),
-        ("│  sums of samples  moments, affine  passes.py", ["passes.py: affine"]),
+        ("│  sums of samples  moments, sumz  passes.py", ["passes.py: sumz"]),
         (
             "│  forward  DecorrelatedBatchNorm.frwd  modules.py",
             ["modules.py: DecorrelatedBatchNorm.frwd"],

@@ -274,7 +274,7 @@ says_what_to_do = pytest.raises(ValueError, match=r"eps=0 .* singular .* eps > 0
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_a_singular_batch_is_an_error_where_eps_is_0(case, whitening, dtype):
     x = HARD[case].to(dtype)
-    layer = DecorrelatedBatchNorm1d(4, eps=0.0, whitening=whitening, dtype=dtype)
+    layer = DecorrelatedBatchNorm1d(4, eps=0.0, whitening=whitening, dtype=dtype, shrinkage=0.0)
     before = state(layer)
     with says_what_to_do:
         layer(x)
@@ -284,8 +284,12 @@ def test_a_singular_batch_is_an_error_where_eps_is_0(case, whitening, dtype):
     assert layer(correlated((64, 4), dtype=dtype)).isfinite().all()
 
 
-@pytest.mark.parametrize("options", [{"group_size": 1}, {"shrinkage": 1.0}], ids=str)
-def test_scaling_alone_with_eps_0_minds_only_channels_that_are_constant(options):
+@pytest.mark.parametrize(
+    "options",
+    [{"group_size": 1}, {"shrinkage": 1.0}, {"shrinkage": "auto"}, {"shrinkage": "bounded"}],
+    ids=str,
+)
+def test_with_shrinkage_eps_0_minds_only_channels_that_are_constant(options):
     layer = DecorrelatedBatchNorm1d(4, eps=0.0, **options)
     with says_what_to_do:
         layer(HARD["a channel of zero variance"].float())
@@ -297,9 +301,9 @@ def test_scaling_alone_with_eps_0_minds_only_channels_that_are_constant(options)
 @pytest.mark.parametrize("whitening", WHITENINGS)
 def test_channels_of_very_different_scale_are_not_singular(whitening):
     scales = torch.tensor([1.0, 1e-2, 1e2, 1e-1], dtype=torch.float64)
-    y = DecorrelatedBatchNorm1d(4, eps=0.0, whitening=whitening, iterations=60).double()(
-        correlated((64, 4)) * scales
-    )
+    options = {"whitening": whitening, "iterations": 60, "shrinkage": 0.0}
+    layer = DecorrelatedBatchNorm1d(4, eps=0.0, **options, dtype=torch.float64)
+    y = layer(correlated((64, 4)) * scales)
     torch.testing.assert_close(covariance(y), torch.eye(4).double(), rtol=1e-4, atol=1e-4)
 
 

@@ -382,7 +382,7 @@ def _mapped(
         parts = []
         for span, constant, some in zip(spans, constants, terms, strict=True):
             parts.append(ungrouped(affine(constant, *some), x[:, span.channels], rows))
-        return joined_channels(parts).to(x.dtype)
+        return new_output(x, rows).copy_(joined_channels(parts))
     y = new_output(x, rows)
     for out, constant, some in zip(grouped_spans(y, spans, rows), constants, terms, strict=True):
         apply(out, constant, *some)

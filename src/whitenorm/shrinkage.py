@@ -45,7 +45,10 @@ def kept_share(
         return None
     if not isinstance(shrinkage, str):
         return covariance.new_full((covariance.shape[0], 1, 1), 1 - shrinkage)
-    inverse_root = (covariance.diagonal(dim1=-2, dim2=-1) + eps).rsqrt()
+    variance = covariance.diagonal(dim1=-2, dim2=-1) + eps
+    if eps == 0:  # a channel without variance has no correlations
+        variance = variance.clamp(min=torch.finfo(variance.dtype).tiny)
+    inverse_root = variance.rsqrt()
     squared = (covariance * inverse_root.unsqueeze(-1) * inverse_root.unsqueeze(-2)).square()
     squared = squared.diagonal_scatter(torch.zeros_like(inverse_root), dim1=-2, dim2=-1)
     size = covariance.shape[-1]
