@@ -322,9 +322,11 @@ class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
         \mu &= \tfrac1m \sum_i x_i, \qquad
         S = \tfrac1m \sum_i (x_i - \mu)(x_i - \mu)^\top + \epsilon I
 
-    so that, before :math:`\gamma` and :math:`\beta`, its covariance is the identity. Gradients are
-    exact through :math:`\mu` and :math:`W`, also where eigenvalues of :math:`S` are equal, and can
-    be differentiated again. With ``group_size=1`` this is BatchNorm.
+    so that, before :math:`\gamma` and :math:`\beta`, its covariance is the identity, if
+    ``shrinkage=0``. By default :math:`S` is drawn towards its diagonal first, little where a batch
+    has many samples, much where it has few. Gradients are exact through :math:`\mu` and
+    :math:`W`, also where eigenvalues of :math:`S` are equal, and can be differentiated again. With
+    ``group_size=1`` this is BatchNorm.
 
     In training, running averages of the mean and the covariance are kept, from 0 and :math:`I`:
     ``running = (1 - momentum) * running + momentum * batch``. Inference uses them instead of the
@@ -364,7 +366,7 @@ class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
         - Output: as the input
 
     Example:
-        >>> norm = DecorrelatedBatchNorm2d(64, group_size=16)
+        >>> norm = DecorrelatedBatchNorm2d(64, group_size=16, shrinkage=0.0)
         >>> y = norm(torch.randn(8, 64, 16, 16))
         >>> group = y[:, :16].transpose(0, 1).flatten(1)
         >>> torch.allclose(group.cov(correction=0), torch.eye(16), atol=1e-3)
