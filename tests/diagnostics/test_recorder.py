@@ -40,7 +40,10 @@ def train(model, recorder_options=None):
 def small_model():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(5, 4), DecorrelatedBatchNorm1d(4), nn.ReLU(inplace=True), nn.Linear(4, 3)
+        nn.Linear(5, 4),
+        DecorrelatedBatchNorm1d(4, shrinkage=0),
+        nn.ReLU(inplace=True),
+        nn.Linear(4, 3),
     )
 
 

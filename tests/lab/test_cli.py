@@ -78,7 +78,7 @@ def test_the_commands_are_listed():
 def test_studies_are_listed_with_their_runs_and_data(tmp_path):
     output = plain(invoke("studies", "--data", tmp_path).output)
     for name, study in studies.STUDIES.items():
-        assert f"{name:8}{study.reference}: {study.title}" in output
+        assert f"{name:10}{study.reference}: {study.title}" in output
         for scale, plan in study.scales.items():
             assert re.search(rf"{scale} +{plan.count()} runs +{re.escape(plan.duration)}", output)
     assert "mnist (missing)" in output

@@ -94,6 +94,8 @@ def _whiten(layer: Any, x: Tensor, mean: Tensor, matrix: Tensor, training: bool)
         layer.eps,
         group_size=layer.group_size,
         whitening=layer.whitening,
+        running="whitening",
+        shrinkage=layer.shrinkage,
         iterations=layer.iterations,
         process_group=None if layer.synchronized is None else layer.synchronized.group(),
     )

@@ -15,7 +15,8 @@ from whitenorm.lab.bench.workloads import Layer, Network, PeakMemory, TrainingIt
 
 @pytest.mark.parametrize(("port", "whitening"), [("loop", "zca"), ("newton", "newton")])
 def test_ports_compute_what_whitenorm_does(port, whitening):
-    ours = DecorrelatedBatchNorm2d(12, group_size=4, whitening=whitening).double()
+    paper = {"running": "whitening", "shrinkage": 0.0}
+    ours = DecorrelatedBatchNorm2d(12, group_size=4, whitening=whitening, **paper).double()
     theirs = Port(PORTS[port], 12, 4).double()
     with torch.no_grad():
         for module in (ours, theirs):
