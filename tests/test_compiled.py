@@ -42,7 +42,9 @@ def decompositions(monkeypatch):
 X = correlated((4, 3, 6, 6), seed=9)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)
 def test_buffers_written_in_evaluation_mode_count_at_once(backend):
     torch.compiler.reset()
     model, other = trained(), trained(seed=1)

@@ -27,7 +27,14 @@ def run(path, marks):
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+QUICK = ("test_passes", "test_traffic", "test_values")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[] if p.stem in QUICK else [pytest.mark.slow]) for p in FILES],
+    ids=lambda path: path.stem,
+)
 def test_what_the_kernels_compute(path):
     run(path, "not slow")
 
