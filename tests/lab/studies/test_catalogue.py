@@ -63,10 +63,9 @@ def test_the_paper_scale_is_as_published():
     assert {**pca.method, "name": "dbn"} == run.method  # like for like
 
     curve, run = settings("fig4", "Yale-B", "NNN")
-    assert settings("fig4", "Yale-B", "DBN")[0].grid["optimiser.lr"][:5] == (0.1, 0.2, 0.5, 1, 2)
-    assert set(curve.grid["method.eps"]) < {0.001, 0.01, 0.1, 1}
-    assert set(curve.grid["method.interval"]) < {20, 50, 100, 200, 500}
-    assert (run.method["variant"], run.model["initialization"]) == ("authors", "uniform")
+    assert curve.grid["optimiser.lr"] == (0.1, 0.2, 0.5, 1, 2)
+    assert curve.grid["method.eps"] == (0.001, 0.01, 0.1, 1)
+    assert curve.grid["method.interval"] == (20, 50, 100, 200, 500)
     assert run.model["hidden"] == [128, 64, 48, 48]
     assert (run.batch_size, run.iterations, run.optimiser["name"]) == (None, 3000, "sgd")
     assert run.probes == {"fisher": {"every": 20, "samples": 2000}}

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from whitenorm.lab.reporting import markdown as md
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import Claim, Curve, Panel
-from whitenorm.lab.studies.wording import metric_name, number, point_text, summary
+from whitenorm.lab.studies.study import Claim, Curve, Panel, Verdict
+from whitenorm.lab.studies.wording import effect_text, metric_name, number, point_text, summary
 
 _STATUS_STYLES = {"supported": "green", "undecided": "yellow", "contradicted": "red"}
 
@@ -66,6 +66,18 @@ def verdicts(*results: Results) -> Table:
     ]
     head = {"where": "text", "claim": "text", "these records": "status"}
     return Table("Claims", head, rows)
+
+
+def effects(verdict: Verdict) -> str:
+    """The effects behind a verdict: the only one, or the smallest and the largest of a kind."""
+    found = [c.effect for c in verdict.evidence if c.effect and c.mark != "not tested"]
+    texts = []
+    for ratio in (False, True):
+        kind = sorted((e for e in found if e.ratio == ratio), key=lambda e: e.estimate)
+        if kind:
+            ends = dict.fromkeys((effect_text(kind[0]), effect_text(kind[-1])))
+            texts.append(" to ".join(ends))
+    return "; ".join(texts) or "—"
 
 
 def beside_the_paper(results: Results) -> Table:

@@ -14,10 +14,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
+from typing import NamedTuple
 
-from whitenorm.lab.studies.effects import LEVEL, Effect, difference, mean
+from whitenorm.lab.studies.effects import LEVEL, difference, mean
 from whitenorm.lab.studies.results import Results, Summary
-from whitenorm.lab.studies.study import Comparison, Curve, Verdict
+from whitenorm.lab.studies.study import Comparison, Curve, Effect, Verdict
 from whitenorm.lab.studies.wording import effect_text, metric_name, number
 
 Judge = Callable[[Results], Verdict]
@@ -120,9 +122,7 @@ def faster(
 def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) -> Judge:
     """Whether one curve's last value over another's lies within bounds."""
 
-    def compared(
-        measure: Measure, results: Results, top: Curve, bottom: Curve
-    ) -> tuple[str, str, float]:
+    def compared(measure: Measure, results: Results, top: Curve, bottom: Curve) -> _Found:
         values = measure.of(results, top), measure.of(results, bottom)
         text = _each_value((top.label, bottom.label), values)
         paired = _share_a_start(top, bottom)
@@ -131,10 +131,10 @@ def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) ->
             for end in (low, high)
         ]
         if ends[0] is None or ends[1] is None:
-            return "undecided" if all(v.values for v in values) else "not tested", text, 1.0
+            return _Found("undecided" if all(v.values for v in values) else "not tested", text)
         found, against = ends[0], min(ends[0].above, ends[1].below)
         mark = _mark(low <= found.low and found.high <= high, against)
-        return mark, f"{text}; {effect_text(found, True)}", against
+        return _Found(mark, text, found, against)
 
     return _judge([replace(final(metric), logarithmic=True)], [over], compared)
 
@@ -142,13 +142,14 @@ def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) ->
 def at_least(measure: Measure, panel: str, label: str, value: float) -> Judge:
     """Whether a curve's measure is no less than a value."""
 
-    def compared(measure: Measure, results: Results, curve: Curve) -> tuple[str, str, float]:
+    def compared(measure: Measure, results: Results, curve: Curve) -> _Found:
         values = measure.of(results, curve)
         text = f"{_each_value((curve.label,), (values,))}, at least {value:g} claimed"
         found = mean(values, value)
         if found is None:
-            return "undecided" if values.values else "not tested", text, 1.0
-        return _mark(found.low >= value, found.above), text, found.above
+            return _Found("undecided" if values.values else "not tested", text)
+        mark = _mark(found.low >= value, found.above)
+        return _Found(mark, text, None, found.above)
 
     return _judge([measure], [(label,)], compared, [panel])
 
@@ -165,13 +166,20 @@ def together(*judges: Judge) -> Judge:
 
 # --- comparisons ---------------------------------------------------------------------------------
 
-Compared = Callable[..., tuple[str, str, float]]  # mark, numbers, and how likely against the claim
+
+class _Found(NamedTuple):
+    """What came of a comparison; see :class:`~whitenorm.lab.studies.study.Comparison`."""
+
+    mark: str
+    values: str
+    effect: Effect | None = None
+    against: float = 1.0
 
 
 def _judge(
     measures: Sequence[Measure],
     compared: Iterable[tuple[str, ...]],
-    compare: Compared,
+    compare: Callable[..., _Found],
     panels: Sequence[str] | None = None,
 ) -> Judge:
     """Compares the measures of curves in each panel that has curves of these labels."""
@@ -186,9 +194,13 @@ def _judge(
                     continue
                 for measure in measures:
                     chosen = [curves[label] for label in labels]
-                    mark, numbers, against = compare(measure, results, *chosen)
-                    text = f"{MARKS[mark]} {panel.name}, {measure.name}: {numbers}"
-                    evidence.append(Comparison(panel.name, labels, mark, text, against))
+                    found = compare(measure, results, *chosen)
+                    text = f"{MARKS[found.mark]} {panel.name}, {measure.name}: {found.values}"
+                    text += f"; {effect_text(found.effect)}" if found.effect else ""
+                    place = panel.name, labels, measure.name
+                    evidence.append(
+                        Comparison(*place, found.mark, text, found.against, found.effect)
+                    )
         return Verdict(_status(evidence), tuple(evidence))
 
     return judge
@@ -204,20 +216,21 @@ def effect(measure: Measure, results: Results, one: Curve, other: Curve) -> Effe
 
 def _compared(
     measure: Measure, results: Results, winner: Curve, loser: Curve, by: float = 0.0
-) -> tuple[str, str, float]:
+) -> _Found:
     """Whether the winner's measure is lower than the loser's, or above it by at most ``by``."""
     values, bounded = _values(measure, results, winner, loser)
     text = _each_value((winner.label, loser.label), values)
     if not all(summary.n for summary in values) or values[1].diverged:
-        return "not tested", text, 1.0
+        return _Found("not tested", text)
     if values[0].diverged:
-        return "contradicted", text, 0.0
+        return _Found("contradicted", text, against=0.0)
     late = [any(map(math.isinf, summary.values)) for summary in values]
     never = [all(map(math.isinf, summary.values)) for summary in values]
     if all(never):
-        return "not tested", text, 1.0
+        return _Found("not tested", text)
     if measure.least is None and any(never) and sum(late) == 1:
-        return ("contradicted", text, 0.0) if never[0] else ("supported", text, 1.0)
+        mark, against = ("contradicted", 0.0) if never[0] else ("supported", 1.0)
+        return _Found(mark, text, against=against)
     found = difference(
         *bounded,
         paired=_share_a_start(winner, loser),
@@ -225,12 +238,13 @@ def _compared(
         logarithmic=measure.logarithmic,
     )
     if found is None:
-        return "undecided", text, 1.0
+        return _Found("undecided", text)
     against = 1.0 if late[1] else found.below
     limit = 1.0 if measure.logarithmic else by
     fits = found.high < limit or (by > 0 and found.high == limit)
-    text = f"{text}; {effect_text(found, measure.logarithmic, *late)}"
-    return _mark(fits and not late[0], against), text, against
+    if late[0] != late[1]:
+        found = replace(found, beyond="at least" if late[0] else "at most")
+    return _Found(_mark(fits and not late[0], against), text, found, against)
 
 
 def _values(
@@ -242,7 +256,7 @@ def _values(
     bounded = []
     for summary, curve in zip(values, curves, strict=True):
         least = measure.least(results, curve).values if measure.least else ()
-        ends = least if len(least) == len(summary.values) else [max(finite, default=math.inf)] * 99
+        ends = least or repeat(max(finite, default=math.inf))
         some = tuple(min(v, end) for v, end in zip(summary.values, ends, strict=False))
         bounded.append(replace(summary, values=some))
     return values, bounded

@@ -2,32 +2,16 @@ r"""Effects over seeds: a difference or a ratio with its 95% interval, and what 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from whitenorm.lab.studies.results import Summary
+from whitenorm.lab.studies.study import Effect
 
 LEVEL = 0.95
 _Values = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Effect:
-    """An estimate with its interval, and the one-sided probabilities behind it.
-
-    ``above`` is the probability of such values, or of ones further below, if the true effect were
-    no less than the bound it was compared with; ``below`` the same if it were no more. The
-    interval lies below the bound where ``above < 0.025``.
-    """
-
-    estimate: float
-    low: float
-    high: float
-    above: float
-    below: float
 
 
 def difference(
@@ -78,7 +62,7 @@ def _effect(
         above, below = float(found["less"].pvalue), float(found["greater"].pvalue)
     if logarithmic:
         estimate, low, high = (math.exp(min(v, 700.0)) for v in (estimate, low, high))
-    return Effect(estimate, low, high, above, below)
+    return Effect(estimate, low, high, above, below, logarithmic)
 
 
 def _log(values: _Values) -> _Values:

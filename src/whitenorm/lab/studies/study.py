@@ -252,14 +252,34 @@ class PaperNumber:
 
 
 @dataclass(frozen=True)
+class Effect:
+    """A difference or ratio with its 95% interval, and the probabilities behind it.
+
+    ``above`` is the probability of such values, or of ones further below, if the true effect were
+    no less than the bound it was compared with; ``below`` the same if it were no more. The
+    interval lies below the bound where ``above`` is less than 0.025.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    above: float
+    below: float
+    ratio: bool = False
+    beyond: str = ""  # "at least" or "at most", where runs ended too soon to tell
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One comparison behind a verdict."""
 
     panel: str
     labels: tuple[str, ...]
+    measure: str
     mark: str  # "supported", "undecided", "contradicted", or "not tested" if there is none
     text: str  # the numbers
     against: float = 1.0  # how likely such numbers are if what is claimed were true
+    effect: Effect | None = None
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from whitenorm.lab.studies.effects import Effect
 from whitenorm.lab.studies.results import Summary
-from whitenorm.lab.studies.study import View
+from whitenorm.lab.studies.study import Effect, View
 
 _COLUMNS = {
     "iteration": "update",
@@ -77,22 +76,21 @@ def number(value: float, spread: float | None = None) -> str:
     return f"{value:.{digits}f} ± {spread:.{digits}f}"
 
 
-def effect_text(effect: Effect, ratio: bool, lower: bool = False, higher: bool = False) -> str:
-    """An effect with its interval; it may lie lower or higher still where runs ended too soon.
+def effect_text(effect: Effect) -> str:
+    """An effect with its interval.
 
     Example:
-        >>> effect_text(Effect(-0.52, -0.811, -0.2, 0.01, 0.99), ratio=False)
+        >>> effect_text(Effect(-0.52, -0.811, -0.2, 0.01, 0.99))
         'difference -0.52 [-0.81, -0.20]'
     """
     values = effect.estimate, effect.low, effect.high
     digits = 1 - math.floor(math.log10(max(abs(effect.high - effect.low), 1e-9)))
     digits = min(max(digits, 0), 6)
     estimate, *ends = (f"{value:.{digits}f}" for value in values)
-    if ratio:
+    if effect.ratio:
         estimate, *ends = (f"{value:.3g}" for value in values)
-    at_most = "at most " if higher and not lower else "at least " if lower and not higher else ""
-    name = "ratio" if ratio else "difference"
-    return f"{name} {at_most}{estimate} [{', '.join(ends)}]"
+    words = ["ratio" if effect.ratio else "difference", effect.beyond, estimate]
+    return f"{' '.join(filter(None, words))} [{', '.join(ends)}]"
 
 
 def summary(values: Summary, metric: str) -> str:
