@@ -17,9 +17,10 @@ from whitenorm.lab.reporting.page import build_report
 from whitenorm.lab.studies import catalogue as studies
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
+from whitenorm.lab.studies.wording import effect_text
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("README.md", "docs/results.md")
+PAGES = ("README.md", "docs/ledger.md", "docs/results.md")
 BLOCK = re.compile(r"(<!-- results: \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -40,7 +41,7 @@ def test_the_committed_pages_are_what_the_committed_records_give(tmp_path):
 
 def test_the_ledger_has_no_numbers_besides():
     """What is measured stands in blocks alone: in the prose, numbers would grow old."""
-    prose = BLOCK.sub("", (ROOT / "docs" / "results.md").read_text())
+    prose = BLOCK.sub("", (ROOT / "docs" / "results.md").read_text()).replace("95% interval", "")
     assert not re.findall(r"\d\.\d|\d ?%|± \d", prose)
 
 
@@ -78,7 +79,7 @@ def results_of(folder):
 
 def test_a_number_of_the_ledger_is_the_mean_of_its_records(recorded):
     blocks = ledger(results_of(recorded))
-    (row,) = [line for line in blocks["tiny-paper-numbers"].splitlines() if "| BN |" in line]
+    row = next(line for line in blocks["ledger"].splitlines() if line.startswith("| BN |"))
     chosen = float(re.search(r"lr ([\d.]+)", row)[1])
     lines = (recorded / "records" / "tiny-paper.jsonl").read_text().splitlines()
     losses = [
@@ -97,23 +98,30 @@ def test_a_number_of_the_ledger_is_the_mean_of_its_records(recorded):
 def test_a_claim_has_its_words_criterion_numbers_command_and_verdict(recorded):
     blocks = ledger(results_of(recorded))
     verdict = STUDIES["tiny"].claims[0].judge(results_of(recorded)[0])
-    text = blocks["tiny-paper-claims"]
+    text = blocks["ledger"]
     assert "> BN beats plain." in text
     assert f"**{verdict.status}**. What counts: its loss is." in text
-    assert f"- {verdict.evidence[0]}" in text
+    assert f"- {verdict.evidence[0].text}" in text
     assert "(n=2)" in text
-    row = f"BN beats plain. | `whitenorm run tiny --scale paper` | **{verdict.status}** |"
-    assert row in blocks["summary"]
+    row = f"BN beats plain. | {effect_text(verdict.evidence[0].effect)} | **{verdict.status}** |"
+    assert f"{row} 2 seeds, scale paper |" in blocks["claims"]
+    assert row in blocks["tiny-verdicts"]
+    command = "`whitenorm run tiny --scale paper`: 9 runs, 2 seeds of each curve; a grid of 6 runs"
+    assert command in text
+
+
+def test_core_hours_are_those_of_the_records(recorded):
+    lines = (recorded / "records" / "tiny-paper.jsonl").read_text().splitlines()
+    hours = sum(json.loads(line)["final"]["seconds"] for line in lines) / 3600
     assert (
-        "`whitenorm run tiny --scale paper`: 9 runs, 2 seeds of each curve; a grid of 6 runs"
-        in (blocks["tiny-paper-setting"])
+        f"| tiny | paper | {len(lines)} | {hours:.2f} |" in ledger(results_of(recorded))["hours"]
     )
 
 
 def test_a_claim_without_records_is_in_the_summary_as_untested(recorded):
-    summary = ledger(results_of(recorded))["summary"]
+    claims = ledger(results_of(recorded))["claims"]
     for claim in STUDIES["fig6"].claims:
-        assert f"| {claim.quote} | `whitenorm run fig6 --scale paper` | not tested" in summary
+        assert f"| {claim.quote} | — | not tested at this scale | not run |" in claims
 
 
 def test_a_verdict_of_a_smaller_experiment_says_so(recorded, monkeypatch):
@@ -125,12 +133,12 @@ def test_a_verdict_of_a_smaller_experiment_says_so(recorded, monkeypatch):
     (recorded / "records" / "tiny-reduced.jsonl").write_text(text)
     file.unlink()
     blocks = ledger(results_of(recorded))
-    for name in ("summary", "verdicts", "tiny-reduced-claims"):
-        assert re.search(r"\*\*(holds|does not hold)\*\* \(reduced size\)", blocks[name])
+    for name in ("claims", "tiny-verdicts", "ledger"):
+        assert re.search(r"\*\*(supported|undecided)\*\* \(reduced size\)", blocks[name])
 
 
 def test_only_pages_that_name_the_records_are_filled(recorded):
-    block = "<!-- results: summary -->\n<!-- end -->\n"
+    block = "<!-- results: claims -->\n<!-- end -->\n"
     pages = {
         recorded.parent / "README.md": "<!-- records: results -->\n",
         recorded.parent / "docs" / "a.md": "<!-- records: ../results -->\n",
@@ -149,7 +157,7 @@ def test_only_pages_that_name_the_records_are_filled(recorded):
 
 def test_building_a_report_edits_no_page(recorded):
     page = recorded.parent / "README.md"
-    text = "<!-- records: results -->\n<!-- results: summary -->\n<!-- end -->\n"
+    text = "<!-- records: results -->\n<!-- results: claims -->\n<!-- end -->\n"
     page.write_text(text)
     build_report(recorded)
     assert page.read_text() == text
@@ -159,7 +167,7 @@ def test_a_block_that_the_records_do_not_have_is_an_error(recorded):
     page = recorded.parent / "page.md"
     text = "<!-- records: results -->\n<!-- results: fig9-claims -->\n<!-- end -->\n"
     page.write_text(text)
-    with pytest.raises(RecordError, match=r"page.md asks for fig9-claims, .* they give summary"):
+    with pytest.raises(RecordError, match=r"page.md asks for fig9-claims, .* they give claims"):
         fill_pages(recorded)
     assert page.read_text() == text
 
@@ -168,4 +176,4 @@ def test_an_unfinished_study_is_not_tested(recorded):
     path = recorded / "records" / "tiny-paper.jsonl"
     path.write_text("".join(path.read_text().splitlines(True)[:2]))
     results = Results(STUDIES["tiny"], "paper", RecordFile(path).read())
-    assert "not tested at this scale. What counts" in ledger([results])["tiny-paper-claims"]
+    assert "not tested at this scale. What counts" in ledger([results])["ledger"]

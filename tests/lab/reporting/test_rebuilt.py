@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from whitenorm.lab.reporting.find import find_results
+from whitenorm.lab.reporting.find import find_results, is_of_paper, judged
+from whitenorm.lab.reporting.forest import draw_forest
 from whitenorm.lab.reporting.plots import draw_all, line_plots, seeds_of
 
 ROOT = Path(__file__).parents[3]
@@ -69,6 +70,8 @@ def test_figures_are_those_of_the_records_to_the_pixel(found, tmp_path):
     if (installed := metadata.version("matplotlib")) != pinned:
         pytest.skip(f"matplotlib {installed} draws otherwise than {pinned} of constraints.txt")
     drawn = [path for results in found.values() for path in draw_all(results, tmp_path)]
+    of_paper = [r for r in judged(found.values()) if is_of_paper(r.study)]
+    drawn.append(draw_forest(of_paper, tmp_path))
     assert {path.name for path in drawn} == {path.name for path in FIGURES.glob("*.png")}
     for path in drawn:
         with Image.open(path) as ours, Image.open(FIGURES / path.name) as committed:

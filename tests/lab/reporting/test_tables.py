@@ -8,7 +8,7 @@ TABLE = Table(
     "Claims",
     {"where": "text", "n": "number", "again": "code", "verdict": "status"},
     (
-        ("[bold]Figure 1[/]", "5", "whitenorm run fig1", "holds in part (reduced size)"),
+        ("[bold]Figure 1[/]", "5", "whitenorm run fig1", "undecided (reduced size)"),
         ("Figure 2", "12", "whitenorm run fig2", "not tested at this scale"),
     ),
 )
@@ -18,7 +18,7 @@ def test_markdown_has_commands_as_code_and_verdicts_in_bold():
     assert markdown(TABLE).splitlines() == [
         "| where | n | again | verdict |",
         "| --- | --- | --- | --- |",
-        "| [bold]Figure 1[/] | 5 | `whitenorm run fig1` | **holds in part** (reduced size) |",
+        "| [bold]Figure 1[/] | 5 | `whitenorm run fig1` | **undecided** (reduced size) |",
         "| Figure 2 | 12 | `whitenorm run fig2` | not tested at this scale |",
     ]
 
@@ -28,6 +28,6 @@ def test_a_terminal_shows_cells_as_they_are_and_colours_verdicts():
     with console.capture() as captured:
         console.print(terminal(TABLE))
     text = captured.get()
-    assert "\x1b[33mholds in part (reduced size)\x1b[0m" in text
+    assert "\x1b[33mundecided (reduced size)\x1b[0m" in text
     assert "│ [bold]Figure 1[/] │  5 │ whitenorm run fig1 │" in text
     assert "│ Figure 2          │ 12 │" in text

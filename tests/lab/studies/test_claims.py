@@ -1,6 +1,7 @@
 """Claims are judged by records alone."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from tiny_study import tiny_results as results
@@ -45,6 +46,19 @@ def test_a_claim_is_judged_over_seeds(a, b, c, status):
     verdict = LOWER(results(a=a, b=b, c=c))
     assert verdict.status == status
     assert len(verdict.evidence) == 2
+
+
+def test_a_method_that_diverged_counts_for_nobody_unless_it_is_dbn():
+    found = results(a=[0.1, None, 0.1], b=HIGH)
+    judge = lower(final("train_loss"), [("a", "b")])
+    assert judge(found).status == "contradicted"
+    (panel,) = found.scale.panels
+    for curve in panel.curves:
+        curve.run.method["name"] = "nnn"
+    assert found.records(panel.curve("a")) == []  # of another method, whose records they aren't
+    records = [replace(r, run=r.run.changed({"method.name": "nnn"})) for r in found.all.values()]
+    others = type(found)(found.study, "small", {record.id: record for record in records})
+    assert judge(others).status == "not tested"
 
 
 def test_seeds_are_paired():

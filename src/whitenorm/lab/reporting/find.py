@@ -7,7 +7,7 @@ from typing import NamedTuple
 from whitenorm.lab.records.record import Record, find_records
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import Curve, Panel, Scale, Study, View
+from whitenorm.lab.studies.study import BEYOND, SMALL, Curve, Panel, Scale, Study, View
 
 
 class Found(NamedTuple):
@@ -39,6 +39,30 @@ def find_results(folder: Path) -> Found:
     order = [*STUDIES, "train"]
     results.sort(key=lambda found: (order.index(found[1].study.name), found[1].scale_name))
     return Found(results, remarks)
+
+
+def judged(found: Iterable[Results]) -> list[Results]:
+    """Of each study the results that speak about it: the last of its scales that tests a claim."""
+    by_scale = {(results.study.name, results.scale_name): results for results in found}
+    chosen = []
+    for study in STUDIES.values():
+        tested = [
+            by_scale[study.name, scale]
+            for scale in study.scales
+            if scale != SMALL and (study.name, scale) in by_scale
+        ]
+        tested = [
+            r
+            for r in tested
+            if any(c.judge(r).counts.keys() - {"not tested"} for c in study.claims)
+        ]
+        chosen += tested[-1:]
+    return chosen
+
+
+def is_of_paper(study: Study) -> bool:
+    """Whether a study is about what the paper says."""
+    return study.reference != BEYOND and study.name != "demo"
 
 
 def _single_runs(records: Iterable[Record]) -> Study:

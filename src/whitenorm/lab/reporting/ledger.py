@@ -1,9 +1,9 @@
 r"""The ledger: what the paper claims and what the records say, as slots of Markdown pages.
 
 A page names its records, ``<!-- records: ../results -->``, and has slots to be filled:
-``<!-- results: summary -->`` with a row for each claim, ``verdicts`` with a row for each claim
-that was judged, and for each study and scale ``fig3-paper-setting``, ``fig3-paper-claims`` and
-``fig3-paper-numbers``.
+``<!-- results: claims -->`` with a row for each claim, ``headlines`` with a few of them,
+``fig3-verdicts`` with those of a study, ``hours`` with what the records took, and ``ledger`` with
+every study's settings, comparisons and numbers.
 """
 
 import re
@@ -12,11 +12,10 @@ from pathlib import Path
 
 from whitenorm.lab.records.record import RecordError
 from whitenorm.lab.reporting import tables
-from whitenorm.lab.reporting.find import find_results
+from whitenorm.lab.reporting.find import find_results, is_of_paper, judged
 from whitenorm.lab.reporting.markdown import fill_slots
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import BEYOND, Study
 
 
 def fill_pages(folder: Path) -> list[Path]:
@@ -45,42 +44,81 @@ def fill_pages(folder: Path) -> list[Path]:
 
 def ledger(found: Iterable[Results]) -> dict[str, str]:
     """The slots that results give, by name."""
-    by_scale = {(results.study.name, results.scale_name): results for results in found}
-    judged = {
-        name: by_scale[name, scale]
-        for name in STUDIES
-        for scale in ("reduced", "paper")  # the later one stays
-        if (name, scale) in by_scale
-    }
+    everything = list(found)
+    of_paper = {r.study.name: r for r in judged(everything) if is_of_paper(r.study)}
     slots = {
-        "summary": tables.markdown(_summary(judged)),
-        "verdicts": tables.markdown(
-            tables.verdicts(*(r for r in judged.values() if _is_of_paper(r.study)))
-        ),
+        "claims": tables.markdown(_claims_table(of_paper)),
+        "headlines": tables.markdown(_headlines(of_paper)),
+        "hours": tables.markdown(_hours(everything)),
+        "ledger": "\n\n".join(_section(results) for results in everything),
     }
-    for results in by_scale.values():
-        key = f"{results.study.name}-{results.scale_name}"
-        slots[f"{key}-setting"] = _setting(results)
-        slots[f"{key}-claims"] = _claims(results)
-        slots[f"{key}-numbers"] = tables.markdown(tables.numbers(results))
+    for results in judged(everything):
+        slots[f"{results.study.name}-verdicts"] = tables.markdown(_verdicts(results))
     return slots
 
 
-def _summary(judged: dict[str, Results]) -> tables.Table:
+def _claims_table(of_paper: dict[str, Results]) -> tables.Table:
     """A row for each claim of the paper, those of studies without records too."""
     rows = []
     for study in STUDIES.values():
-        results = judged.get(study.name)
-        command = _command(study.name, results.scale_name if results else "paper")
-        for claim in study.claims if _is_of_paper(study) else ():
+        results = of_paper.get(study.name)
+        for claim in study.claims if is_of_paper(study) else ():
+            effect = tables.effects(claim.judge(results)) if results else "—"
             status = tables.status_words(claim, results)
-            rows.append((study.reference, claim.quote, command, status))
-    head = {"where": "text", "the paper says": "text", "run again": "code", "verdict": "status"}
-    return tables.Table("All claims", head, rows)
+            rows.append((study.reference, claim.quote, effect, status, _size(results)))
+    head = dict.fromkeys(("where", "the paper says", "effect [95% interval]"), "text")
+    return tables.Table("All claims", {**head, "verdict": "status", "experiment": "text"}, rows)
 
 
-def _is_of_paper(study: Study) -> bool:
-    return study.reference != BEYOND and study.name != "demo"
+def _headlines(of_paper: dict[str, Results]) -> tables.Table:
+    rows = [
+        (results.study.reference, claim.quote, tables.status_words(claim, results))
+        for results in of_paper.values()
+        for claim in results.study.claims
+        if claim.headline
+    ]
+    head = {"where": "text", "the paper says": "text", "these records": "status"}
+    return tables.Table("Claims", head, rows)
+
+
+def _verdicts(results: Results) -> tables.Table:
+    """The claims of one study."""
+    rows = []
+    for claim in results.study.claims:
+        effect = tables.effects(claim.judge(results))
+        rows.append((claim.quote, effect, tables.status_words(claim, results)))
+    head = {"claim": "text", "effect [95% interval]": "text", "verdict": "status"}
+    return tables.Table(results.study.title, head, rows)
+
+
+def _size(results: Results | None) -> str:
+    if results is None:
+        return "not run"
+    seeds = {len(results.records(curve)) for _, curve in results.scale.curves()} - {0}
+    return f"{_counted(tables.span(seeds), 'seed')}, scale {results.scale_name}"
+
+
+def _hours(everything: Iterable[Results]) -> tables.Table:
+    """What the records took to make."""
+    rows, total = [], 0.0
+    for results in everything:
+        hours = sum(r.final.get("seconds") or 0.0 for r in results.all.values()) / 3600
+        total += hours
+        runs = str(len(results.all))
+        rows.append((results.study.name, results.scale_name, runs, f"{hours:.2f}"))
+    rows.append(("all", "", "", f"{total:.2f}"))
+    head = {"study": "text", "scale": "text", "runs": "number", "core-hours of training": "number"}
+    return tables.Table("Core-hours", head, rows)
+
+
+def _section(results: Results) -> str:
+    """All that is known of a study at one scale."""
+    title = f"## {results.study.reference}: {results.study.title} (scale {results.scale_name})"
+    parts = [title, _setting(results), _claims(results), tables.markdown(tables.numbers(results))]
+    paper = tables.beside_the_paper(results)
+    if paper.rows:
+        parts.append(tables.markdown(paper))
+    return "\n\n".join(filter(None, parts))
 
 
 def _command(study: str, scale: str) -> str:

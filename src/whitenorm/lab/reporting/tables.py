@@ -13,7 +13,14 @@ from rich.text import Text
 from whitenorm.lab.reporting import markdown as md
 from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import Claim, Curve, Panel, Verdict
-from whitenorm.lab.studies.wording import effect_text, metric_name, number, point_text, summary
+from whitenorm.lab.studies.wording import (
+    effect_text,
+    interval_text,
+    metric_name,
+    number,
+    point_text,
+    summary,
+)
 
 _STATUS_STYLES = {"supported": "green", "undecided": "yellow", "contradicted": "red"}
 
@@ -75,8 +82,9 @@ def effects(verdict: Verdict) -> str:
     for ratio in (False, True):
         kind = sorted((e for e in found if e.ratio == ratio), key=lambda e: e.estimate)
         if kind:
-            ends = dict.fromkeys((effect_text(kind[0]), effect_text(kind[-1])))
-            texts.append(" to ".join(ends))
+            ends = dict.fromkeys((effect_text(kind[0]), interval_text(kind[-1])))
+            several = len(kind) > 1 and kind[0] != kind[-1]
+            texts.append(" to ".join(ends) if several else effect_text(kind[0]))
     return "; ".join(texts) or "—"
 
 

@@ -128,6 +128,7 @@ FIG6 = Study(
             "In all configurations, DBN [...] generalizes better, compared to BN.",
             "the last test error of DBN is lower, in each configuration",
             lower(final("test_error"), [("DBN", "BN")]),
+            headline=True,
         ),
     ),
     metrics=("train_error", "test_error", "seconds_per_iteration"),
@@ -230,6 +231,7 @@ FIG7 = Study(
             "DBN.",
             "the last training error of DBN is lower than that of BN, at each depth",
             lower(final("train_error"), [("DBN", "BN")], panels=_DEEPER),
+            headline=True,
         ),
         Claim(
             "DBN has significantly better training accuracy than BN [at 4x the learning rate].",

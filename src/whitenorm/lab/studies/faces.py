@@ -139,12 +139,14 @@ FIG4 = Study(
             "DBN achieves the best conditioning compared to other normalization methods",
             "the median over training of its condition number is lower than each other's",
             lower(middle(_CONDITION), _DBN_FIRST[1:]),
+            headline=True,
         ),
         Claim(
             "[DBN] speeds up convergence significantly.",
             "DBN needs fewer updates, and fewer seconds, than each other method to training "
             "losses of 0.1, 0.01 and 0.001, as far as one of the two gets there",
             together(faster(_DBN_FIRST, "iteration"), faster(_DBN_FIRST, "seconds")),
+            headline=True,
         ),
         Claim(
             "The model with DBN is 2x slower than the model with BN per iteration.",
@@ -221,6 +223,7 @@ FIG5 = Study(
             "DBN (groups of 16) needs fewer seconds than each other method to training losses of "
             "0.1, 0.01 and 0.001, as far as one of the two gets there",
             faster(_DBN_FIRST, "seconds", ("comparison",)),
+            headline=True,
         ),
     ),
     metrics=_METRICS,

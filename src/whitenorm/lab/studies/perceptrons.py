@@ -1,5 +1,6 @@
 r"""Studies of how to whiten, with multilayer perceptrons: figures 2 and 3, and the demo."""
 
+from dataclasses import replace
 from typing import Any
 
 from whitenorm.lab.records.run import Run
@@ -136,7 +137,7 @@ FIG3 = Study(
             "the last training error of DBN-PCA on the 4-layer MLP is 80% or more (chance is 90%)",
             at_least(final("train_error"), "4-layer MLP", "DBN-PCA", 80.0),
         ),
-        _zca_helps(", in both networks"),
+        replace(_zca_helps(", in both networks"), headline=True),
     ),
     metrics=("train_loss", "train_error", "test_error"),
     notes=(

@@ -97,6 +97,7 @@ TABLE1 = Study(
             "the last test error of DBN-L1, and of DBN-scale-L1, is lower than the "
             "baseline's, for each network",
             lower(final("test_error"), [("DBN-L1", "Baseline"), ("DBN-scale-L1", "Baseline")]),
+            headline=True,
         ),
         Claim(
             "DBN-scale-L1 marginally outperforms DBN-L1 in all cases.",

@@ -303,9 +303,11 @@ class Claim:
     quote: str
     criterion: str  # what is compared, stated before any result was known
     judge: Callable[[Results], Verdict]
+    headline: bool = False  # whether it is among the few that the README has
 
 
 BEYOND = "Beyond the paper"
+SMALL = "small"  # the scale that tries a study out and judges nothing
 
 
 @dataclass(frozen=True)

@@ -83,14 +83,17 @@ def effect_text(effect: Effect) -> str:
         >>> effect_text(Effect(-0.52, -0.811, -0.2, 0.01, 0.99))
         'difference -0.52 [-0.81, -0.20]'
     """
-    values = effect.estimate, effect.low, effect.high
-    digits = 1 - math.floor(math.log10(max(abs(effect.high - effect.low), 1e-9)))
-    digits = min(max(digits, 0), 6)
-    estimate, *ends = (f"{value:.{digits}f}" for value in values)
-    if effect.ratio:
-        estimate, *ends = (f"{value:.3g}" for value in values)
-    words = ["ratio" if effect.ratio else "difference", effect.beyond, estimate]
-    return f"{' '.join(filter(None, words))} [{', '.join(ends)}]"
+    return f"{'ratio' if effect.ratio else 'difference'} {interval_text(effect)}"
+
+
+def interval_text(effect: Effect) -> str:
+    """An effect's number with its interval, both with the digits that the interval leaves."""
+    values, width = (effect.estimate, effect.low, effect.high), effect.high - effect.low
+    form = ".3g"
+    if not effect.ratio and width > 0:
+        form = f".{min(max(1 - math.floor(math.log10(width)), 0), 6)}f"
+    estimate, *ends = (f"{value:{form}}" for value in values)
+    return f"{effect.beyond} {estimate} [{', '.join(ends)}]".strip()
 
 
 def summary(values: Summary, metric: str) -> str:
