@@ -2,6 +2,7 @@
 
 from whitenorm.convert import convert_batchnorm
 from whitenorm.distributed import synchronize
+from whitenorm.fitted import FittedWhitening, fit_whitening, whiten_convolution_
 from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
 from whitenorm.functional import decorrelated_batch_norm
 from whitenorm.modules import (
@@ -12,6 +13,7 @@ from whitenorm.modules import (
     TranslatedReLU,
 )
 from whitenorm.recalibration import recalibrate
+from whitenorm.self_supervised import whiten, whitening_mse
 from whitenorm.whitening import whitening_matrix
 
 __version__ = "0.1.0"
@@ -22,13 +24,18 @@ __all__ = [
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNorm3d",
+    "FittedWhitening",
     "FoldReport",
     "TranslatedReLU",
     "convert_batchnorm",
     "decorrelated_batch_norm",
+    "fit_whitening",
     "fold",
     "fold_weights",
     "recalibrate",
     "synchronize",
+    "whiten",
+    "whiten_convolution_",
     "whitening_matrix",
+    "whitening_mse",
 ]
