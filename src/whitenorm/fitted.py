@@ -294,10 +294,10 @@ def _pooled_moments(inputs: Iterator[Tensor]) -> tuple[int, Tensor, Tensor, torc
         if x.numel() == 0:
             continue
         with no_autocast(x.device.type):
-            view = grouped(x.to(algebra), features, is_channels_last(x))
+            view = grouped(x, features, is_channels_last(x))
             if shift is None:
                 shift = moments(view, algebra).mean
-            found = moments(view - shift, algebra)
+            found = moments(view - shift, algebra)  # all of it in the dtype of the shift
             number = x.numel() // features
             counts = torch.tensor([samples, number], dtype=algebra, device=x.device)
             means = torch.stack([mean, found.mean])
