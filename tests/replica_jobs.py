@@ -252,7 +252,8 @@ def whitened_embeddings(rank, sizes):
 
 
 def fit(rank):
-    """Replicas with batches of different sizes and numbers."""
-    x = embeddings([30])[0]
+    """Replicas with batches of different sizes and numbers, and one that has none."""
+    x, group = embeddings([30])[0], dist.group.WORLD
     own = (x[:7], x[7:12]) if rank == 0 else (x[12:],)
-    return fit_whitening(own, process_group=dist.group.WORLD).state_dict()
+    fitted = [fit_whitening(batches, process_group=group) for batches in (own, x[30 * rank :])]
+    return [found.state_dict() for found in fitted]

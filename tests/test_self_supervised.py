@@ -110,6 +110,8 @@ def test_whitened_samples_are_uncorrelated_over_features():
     assert_close(y, whiten(x.T, eps=0.0).T)
     assert_close(y @ y.T / 40, identity(5))
     assert_close(whiten(x, axis=-2, eps=0.0), y)
+    y = whiten(x, axis=0, group_size=2, slices=4, generator=generator())
+    assert_close(y, whiten(x.T, group_size=2, slices=4, generator=generator()).T)
 
 
 def test_each_slice_is_whitened_by_itself_and_samples_keep_their_places():

@@ -2,7 +2,7 @@
 
 from whitenorm.convert import convert_batchnorm
 from whitenorm.distributed import synchronize
-from whitenorm.fitted import FittedWhitening, fit_whitening, whiten_convolution_
+from whitenorm.fitted import FittedWhitening, fit_whitening
 from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
 from whitenorm.functional import decorrelated_batch_norm
 from whitenorm.modules import (
@@ -12,6 +12,7 @@ from whitenorm.modules import (
     DecorrelatedBatchNorm3d,
     TranslatedReLU,
 )
+from whitenorm.patches import whiten_convolution_
 from whitenorm.recalibration import recalibrate
 from whitenorm.self_supervised import whiten, whitening_mse
 from whitenorm.whitening import whitening_matrix

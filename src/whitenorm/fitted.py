@@ -1,11 +1,11 @@
-r"""Whitening that is fitted to data once and then stays: of features, or of patches."""
+r"""Whitening that is fitted to data once, and then stays as it is."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,12 +19,7 @@ from whitenorm.precision import algebra_dtype, no_autocast, work_dtype
 from whitenorm.shrinkage import kept_share, shrink
 from whitenorm.whitening import whitening_matrix
 
-__all__ = ["FittedWhitening", "fit_whitening", "whiten_convolution_"]
-
-_Convolution = TypeVar("_Convolution", nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-# Elements of patches that are held at a time; in float64 that is 128 MB.
-_PATCHES = 2**24
+__all__ = ["FittedWhitening", "fit_whitening", "inputs_of"]
 
 fx.wrap("_mapped")  # one node of a graph that is traced
 
@@ -250,7 +245,7 @@ def fit_whitening(
             f"components={components} keeps rows of whitening='pca', which are sorted by "
             f"variance; {whitening!r} has no such rows: use whitening='pca', or components=None"
         )
-    samples, mean, central, dtype = _pooled_moments(_inputs(batches, device))
+    samples, mean, central, dtype = _pooled_moments(inputs_of(batches, device))
     if process_group is not None:
         count, (mean,), (central,) = combine(samples, [mean], [central], process_group)
         samples = int(count)
@@ -267,12 +262,17 @@ def fit_whitening(
     return fitted
 
 
-def _inputs(
+def inputs_of(
     batches: Tensor | Iterable[Any], device: torch.device | str | None
 ) -> Iterator[Tensor]:
     """The inputs of the batches, moved to a device if one is given."""
     for batch in (batches,) if isinstance(batches, Tensor) else batches:
-        inputs = batch[0] if isinstance(batch, list | tuple) else batch
+        inputs = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        if not isinstance(inputs, Tensor):
+            raise TypeError(
+                "expected batches that are tensors, or tuples or lists that start with one, got "
+                f"{type(inputs).__name__}"
+            )
         yield inputs if device is None else inputs.to(device)
 
 
@@ -332,96 +332,3 @@ def _check_fit(
             f"whitening='pca' with components < {samples}.",
             stacklevel=4,  # no_grad() is one
         )
-
-
-# --- patches ------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def whiten_convolution_(
-    conv: _Convolution,
-    pictures: Tensor | Iterable[Any],
-    *,
-    eps: float = 5e-4,
-    device: torch.device | str | None = None,
-) -> _Convolution:
-    r"""Sets the weights of a first convolution so that its outputs are whitened patches.
-
-    Output :math:`i` is the patch's :math:`i`-th principal component,
-    :math:`(\lambda_i + \epsilon)^{-1/2} d_i^\top (x - \mu)`. Beyond as many outputs as a patch has
-    values, these follow again with the opposite sign, so that nothing is lost in an activation
-    that drops one sign. That is how the fastest recipes for CIFAR-10 begin, with twice as many
-    outputs as values of a patch and the weights frozen: ``conv.weight.requires_grad_(False)``.
-
-    The patches are those that the convolution sees, with its stride and dilation, but for those
-    that reach into its padding. With a bias, the outputs have mean zero; without one, their
-    covariance is the same.
-
-    Args:
-        conv: Modified in place; it may have at most twice as many outputs as a patch has values.
-        pictures: A tensor of shape (N, C, H, W) as the network is given it, or batches of such,
-            also as tuples or lists that start with one. Some thousand are enough.
-        eps: Added to the variances. On normalized pictures, 5e-4 (cifar10-airbench) and 1e-2
-            (hlb-CIFAR10) have been used: less of it amplifies noise of the smallest components.
-        device: To move the pictures to, if given.
-
-    Returns:
-        The convolution.
-
-    Example:
-        >>> conv = whiten_convolution_(nn.Conv2d(3, 24, 2), torch.rand(50, 3, 16, 16))
-        >>> torch.equal(conv.weight[:12], -conv.weight[12:])
-        True
-    """
-    if not isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        raise TypeError(f"expected a Conv1d, Conv2d or Conv3d, got {type(conv).__name__}")
-    if conv.groups != 1:
-        raise ValueError(
-            f"a convolution in groups sees no whole patches: expected groups=1, got {conv.groups}"
-        )
-    values, outputs = conv.weight[0].numel(), conv.weight.shape[0]
-    if outputs > 2 * values:
-        raise ValueError(
-            f"patches of {values} values have {values} components, with both signs "
-            f"{2 * values}; got a convolution of {outputs} outputs: use {2 * values} or fewer, or "
-            "a larger kernel"
-        )
-    fitted = fit_whitening(
-        _patches(conv, _inputs(pictures, device)),
-        whitening="pca",
-        eps=eps,
-        components=min(outputs, values),
-    )
-    matrix = torch.cat([fitted.matrix, -fitted.matrix])[:outputs]
-    conv.weight.copy_(matrix.view_as(conv.weight))
-    if conv.bias is not None:
-        conv.bias.copy_(-(_exactly(matrix) @ _exactly(fitted.mean)))
-    return conv
-
-
-def _patches(
-    conv: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Iterator[Tensor]
-) -> Iterator[Tensor]:
-    """Patches as (N, values, positions), of so many pictures at a time as memory allows."""
-    spans = [d * (k - 1) + 1 for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
-    for x in inputs:
-        channels, *sizes = x.shape[1:] if x.dim() > 1 else (0,)
-        if channels != conv.in_channels or len(sizes) != len(spans):
-            names = ", ".join("DHW"[-len(spans) :])
-            raise ValueError(
-                f"expected pictures of shape (N, {conv.in_channels}, {names}) for "
-                f"{type(conv).__name__}, got shape {tuple(x.shape)}"
-            )
-        if any(size < span for size, span in zip(sizes, spans, strict=True)):
-            raise ValueError(
-                f"pictures of {tuple(sizes)} pixels are smaller than the convolution's patches of "
-                f"{tuple(spans)}; give larger pictures (padding doesn't count)"
-            )
-        elements = conv.weight[0].numel() * prod(sizes)
-        for some in x.split(max(_PATCHES // elements, 1)):
-            for i, (span, step) in enumerate(zip(spans, conv.stride, strict=True)):
-                some = some.unfold(2 + i, span, step)[..., :: conv.dilation[i]]
-            positions = tuple(range(2, 2 + len(spans)))
-            pixels = tuple(range(2 + len(spans), some.dim()))
-            patches = some.permute(0, 1, *pixels, *positions)
-            yield patches.reshape(some.shape[0], conv.weight[0].numel(), -1)

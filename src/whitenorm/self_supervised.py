@@ -37,9 +37,10 @@ def whiten(
     r"""Whitens a batch of embeddings by its own statistics.
 
     The features become uncorrelated over the samples, with mean 0 and variance 1 (``axis=1``), or
-    the samples over the features (``axis=0``, channel whitening). With ``slices``, the batch is
-    cut at random into so many equal parts, and each is whitened by itself, as W-MSE does. With
-    ``shuffle_groups``, the features are put into groups at random, as Shuffled-DBN does.
+    the samples over the features (``axis=0``, channel whitening: Weng et al., NeurIPS 2022). With
+    ``slices``, the batch is cut at random into so many equal parts, and each is whitened by
+    itself, mean included, as W-MSE does. With ``shuffle_groups``, the features are put into groups
+    at random, as Shuffled-DBN does (Hua et al., ICCV 2021).
 
     Args:
         x: Embeddings, shape (N, D).
