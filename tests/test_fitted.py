@@ -300,9 +300,14 @@ NOT_A_NUMBER[3, 2] = torch.nan
         ([correlated((9, 4))], {"eps": -1.0}, "eps must not be negative"),
         ([correlated((9, 4))], {"components": 2}, "use whitening='pca', or components=None"),
         *[
-            ([correlated((9, 4))], {"whitening": "pca", "components": c}, "integer from 1 to 4")
-            for c in (0, 5, 2.0, True)
+            ([correlated((9, 4))], {"whitening": "pca", "components": c}, "a positive integer or")
+            for c in (0, 2.0, True)
         ],
+        (
+            [correlated((9, 4))],
+            {"whitening": "pca", "components": 5},
+            "components=5 is more than the 4 features have",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -240,6 +240,8 @@ def fit_whitening(
         True
     """
     check_options(eps, 1, whitening, "covariance", shrinkage, iterations)
+    if components is not None and (type(components) is not int or components < 1):
+        raise ValueError(f"components must be a positive integer or None, got {components!r}")
     if components is not None and whitening != "pca":
         raise ValueError(
             f"components={components} keeps rows of whitening='pca', which are sorted by "
@@ -311,10 +313,10 @@ def _pooled_moments(inputs: Iterator[Tensor]) -> tuple[int, Tensor, Tensor, torc
 def _check_fit(
     samples: int, features: int, kept: int, central: Tensor, shrinkage: float | str
 ) -> None:
-    if not isinstance(kept, int) or isinstance(kept, bool) or not 1 <= kept <= features:
+    if kept > features:
         raise ValueError(
-            f"components must be an integer from 1 to {features}, the number of features, or None "
-            f"for all, got {kept!r}"
+            f"components={kept} is more than the {features} features have: give fewer, or None "
+            "for all"
         )
     if samples < 2:
         raise ValueError(
