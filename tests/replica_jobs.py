@@ -10,7 +10,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from whitenorm import DecorrelatedBatchNorm2d, recalibrate, synchronize
+from whitenorm import (
+    DecorrelatedBatchNorm2d,
+    fit_whitening,
+    recalibrate,
+    synchronize,
+    whiten,
+    whitening_mse,
+)
 
 CHANNELS = 10  # in groups of 4: two whole ones and a remainder
 
@@ -189,3 +196,64 @@ def fsdp(rank):
         "sharded state": {name: value.clone() for name, value in whole.items()},
         "plain": {name: value.clone() for name, value in replicas[rank].state_dict().items()},
     }
+
+
+def embeddings(sizes, seed=0):
+    """One batch of embeddings for each replica."""
+    return correlated((sum(sizes), 7), seed).split(sizes)
+
+
+def view_parts(sizes):
+    """Two views of the same examples, each in one part for each replica."""
+    shared, *own = [correlated((sum(sizes), 7), seed) for seed in (0, 1, 2)]
+    return [(shared + noise).split(sizes) for noise in own]
+
+
+def encoder():
+    layer = nn.Linear(7, 4, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(correlated((4, 7), 3))
+    return layer
+
+
+def self_supervised(rank, cases):
+    """Losses of several cases, and whitened embeddings."""
+    losses = {name: w_mse(rank, *case) for name, case in cases.items()}
+    return {**losses, "whitened": whitened_embeddings(rank, [5, 11, 0])}
+
+
+def w_mse(rank, sizes, slices):
+    """The loss of this replica's views, its gradients, and those of an encoder under DDP."""
+    group, draws = dist.group.WORLD, torch.Generator()
+    views = [parts[rank].clone().requires_grad_() for parts in view_parts(sizes)]
+    options = {"eps": 0.0, "process_group": group, "slices": slices, "repeats": 2}
+    loss = whitening_mse(*views, generator=draws.manual_seed(rank), **options)
+    gradients = torch.autograd.grad(loss, views)
+    draws.manual_seed(rank)
+    orders = [torch.randperm(sizes[rank], generator=draws) for _ in range(2)]
+    network = DistributedDataParallel(encoder())
+    joint = network(torch.cat(views)).split(sizes[rank])
+    encoded = joint if sizes[rank] else [torch.cat(joint)] * 2
+    whitening_mse(*encoded, eps=0.0, process_group=group).backward()
+    return {
+        "loss": loss.detach(),
+        "gradients": gradients,
+        "orders": orders,
+        "averaged by DDP": network.module.weight.grad,
+    }
+
+
+def whitened_embeddings(rank, sizes):
+    """Each replica draws other groups; those of the first count."""
+    draws = torch.Generator().manual_seed(rank)
+    own = embeddings(sizes)[rank]
+    options = {"group_size": 3, "shuffle_groups": True, "generator": draws}
+    return whiten(own, process_group=dist.group.WORLD, **options)
+
+
+def fit(rank):
+    """Replicas with batches of different sizes and numbers, and one that has none."""
+    x, group = embeddings([30])[0], dist.group.WORLD
+    own = (x[:7], x[7:12]) if rank == 0 else (x[12:],)
+    fitted = [fit_whitening(batches, process_group=group) for batches in (own, x[30 * rank :])]
+    return [found.state_dict() for found in fitted]

@@ -34,3 +34,7 @@ y: Tensor = whitenorm.decorrelated_batch_norm(x, training=True, group_size=8)
 W: Tensor = whitenorm.whitening_matrix(x.T.cov(), eps=1e-3, whitening="cholesky")
 spread: float = condition_number(covariance_spectrum(y), at=0.9) + mean_correlation(y)
 groups: int = DecorrelatedBatchNorm1d(8, group_size=3).num_groups
+fitted: whitenorm.FittedWhitening = whitenorm.fit_whitening([x], whitening="pca", components=2)
+back: Tensor = fitted.inverse()(fitted(x))
+first: nn.Conv2d = whitenorm.whiten_convolution_(nn.Conv2d(3, 12, 2), torch.rand(9, 3, 8, 8))
+loss: Tensor = whitenorm.whitening_mse(x, whitenorm.whiten(y, axis=1), slices=2)

@@ -2,6 +2,7 @@
 
 from whitenorm.convert import convert_batchnorm
 from whitenorm.distributed import synchronize
+from whitenorm.fitted import FittedWhitening, fit_whitening
 from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
 from whitenorm.functional import decorrelated_batch_norm
 from whitenorm.modules import (
@@ -11,7 +12,9 @@ from whitenorm.modules import (
     DecorrelatedBatchNorm3d,
     TranslatedReLU,
 )
+from whitenorm.patches import whiten_convolution_
 from whitenorm.recalibration import recalibrate
+from whitenorm.self_supervised import whiten, whitening_mse
 from whitenorm.whitening import whitening_matrix
 
 __version__ = "0.1.0"
@@ -22,13 +25,18 @@ __all__ = [
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNorm3d",
+    "FittedWhitening",
     "FoldReport",
     "TranslatedReLU",
     "convert_batchnorm",
     "decorrelated_batch_norm",
+    "fit_whitening",
     "fold",
     "fold_weights",
     "recalibrate",
     "synchronize",
+    "whiten",
+    "whiten_convolution_",
     "whitening_matrix",
+    "whitening_mse",
 ]

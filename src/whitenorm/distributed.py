@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 else:  # torch may be built without torch.distributed
     ProcessGroup = Any
 
-__all__ = ["ProcessGroup", "Synchronized", "add_up", "combine", "pool", "synchronize"]
+__all__ = [
+    "ProcessGroup",
+    "Synchronized",
+    "add_up",
+    "combine",
+    "of_first",
+    "pool",
+    "synchronize",
+]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -119,6 +127,11 @@ def add_up(tensors: list[Tensor], group: ProcessGroup) -> list[Tensor]:
     packed = _pack(tensors)
     dist.all_reduce(packed, group=group)
     return _unpack(packed, tensors)
+
+
+def of_first(tensor: Tensor, group: ProcessGroup) -> None:
+    """Overwrites a tensor with the first replica's."""
+    dist.broadcast(tensor, dist.get_global_rank(group, 0), group=group)
 
 
 def _pack(tensors: list[Tensor]) -> Tensor:
