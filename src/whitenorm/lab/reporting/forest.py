@@ -53,7 +53,7 @@ def _row(results: Results, panel: Panel, curve: Curve, base: Curve) -> Row:
     for goal in sorted((*GOALS, *LOSSES)):  # the lowest that both reach
         if time := effect(time_to(goal, "seconds"), results, curve, base):
             break
-    dataset = _DATASETS.get(curve.run.dataset["name"], curve.run.dataset["name"])
+    dataset: str = _DATASETS.get(curve.run.dataset["name"]) or curve.run.dataset["name"]
     names = [dataset, panel.name, curve.label]
     shown = [n for n in dict.fromkeys(names) if n not in ("DBN", "comparison")]
     name = f"{results.study.reference}: {', '.join(shown)}"
