@@ -4,6 +4,7 @@ from whitenorm.convert import convert_batchnorm
 from whitenorm.distributed import synchronize
 from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
 from whitenorm.functional import decorrelated_batch_norm
+from whitenorm.iternorm import ITERNORM, IterNorm, iternorm_state_dict
 from whitenorm.modules import (
     DecorrelatedBatchNorm,
     DecorrelatedBatchNorm1d,
@@ -17,17 +18,20 @@ from whitenorm.whitening import whitening_matrix
 __version__ = "0.1.0"
 
 __all__ = [
+    "ITERNORM",
     "ChannelAffine",
     "DecorrelatedBatchNorm",
     "DecorrelatedBatchNorm1d",
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNorm3d",
     "FoldReport",
+    "IterNorm",
     "TranslatedReLU",
     "convert_batchnorm",
     "decorrelated_batch_norm",
     "fold",
     "fold_weights",
+    "iternorm_state_dict",
     "recalibrate",
     "synchronize",
     "whitening_matrix",
