@@ -11,7 +11,16 @@ from whitenorm.lab.records.record import Record
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.studies.claims import final, lower
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import Claim, Curve, Panel, PaperNumber, Scale, Study, View
+from whitenorm.lab.studies.study import (
+    FIRST_SEED,
+    Claim,
+    Curve,
+    Panel,
+    PaperNumber,
+    Scale,
+    Study,
+    View,
+)
 
 BASE = Run(
     {"name": "digits"},
@@ -34,7 +43,11 @@ def tiny_study(probes=None, **changes):
         title="A tiny study",
         reference="no figure",
         question="Does it run?",
-        scales={"small": Scale((Panel("digits", curves),), seeds=3, duration="seconds")},
+        scales={
+            "small": Scale(
+                (Panel("digits", curves),), seeds=3, duration="seconds", selection=FIRST_SEED
+            )
+        },
         views=(View("loss", "Training loss", log="y"),),
         claims=(
             Claim("BN beats plain.", "its loss is", lower(final("train_loss"), [("BN", "plain")])),
@@ -57,7 +70,11 @@ def tiny_results(**curves):
                 "tiny",
                 "small",
                 "diverged" if losses[-1] is None else "finished",
-                {"train_loss": losses[-1], "seconds": 2.0 * len(losses)},
+                {
+                    "train_loss": losses[-1],
+                    "test_error": losses[-1],
+                    "seconds": 2.0 * len(losses),
+                },
                 {"iteration": steps, "train_loss": losses},
                 {"fisher": {"condition": losses}},
             )

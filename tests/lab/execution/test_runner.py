@@ -31,7 +31,7 @@ class Counter(Observer):
     def __init__(self):
         self.phases, self.ran = [], []
 
-    def phase(self, name, runs, finished):
+    def phase(self, name, plan, runs, finished):
         self.phases.append((name, len(runs), finished))
 
     def record(self, record):

@@ -60,5 +60,5 @@ def test_he_initialisation_of_residual_networks():
 
 
 def test_unknown_scheme():
-    with pytest.raises(ValueError, match="scheme must be one of 'lecun', 'he', got 'orthogonal'"):
+    with pytest.raises(ValueError, match="must be one of 'lecun', 'he', 'uniform', got 'ortho"):
         initialize(nn.Linear(1, 1), "orthogonal")

@@ -32,10 +32,10 @@ def found():
 
 
 def verdicts(results):
-    """Status of each claim; mark (✓, ✗, ·) and numbers of each line of evidence."""
+    """Status of each claim; mark and numbers of each comparison."""
     judged = [claim.judge(results) for claim in results.study.claims]
     return [
-        [verdict.status, *([line[0], *NUMBER.findall(line)] for line in verdict.evidence)]
+        [verdict.status, *([each.mark, *NUMBER.findall(each.text)] for each in verdict.evidence)]
         for verdict in judged
     ]
 

@@ -107,7 +107,7 @@ def run(
         f"[bold]{escape(chosen.title)}[/] ({chosen.reference}, scale {scale}): "
         f"{plan.count(seeds)} runs, {jobs} at a time, {executor}, into {out}"
     )
-    display = StudyDisplay(console, plan, out, seeds)
+    display = StudyDisplay(console, out, seeds)
     try:
         with display.bar:
             outcome = run_study(

@@ -27,17 +27,19 @@ from whitenorm.lab.training.trainer import Trainer
 class StudyDisplay(Observer):
     """Shows how many runs of a study are finished, and what each came to."""
 
-    def __init__(self, console: Console, scale: Scale, out: Path, seeds: int) -> None:
+    def __init__(self, console: Console, out: Path, seeds: int) -> None:
         self.console = console
         self.out = out
-        self.names = _names(scale, seeds)
+        self.seeds = seeds
+        self.names: dict[str, str] = {}
         self.bar = _bar(console)
         self.task = self.bar.add_task("", total=None)
 
-    def phase(self, name: str, runs: Sequence[Run], finished: int) -> None:
+    def phase(self, name: str, plan: Scale, runs: Sequence[Run], finished: int) -> None:
         """Starts the bar anew."""
         if not runs:
             return
+        self.names = _names(plan, self.seeds)
         words = {"grid": "grid search", "seeds": "seeds of what was chosen"}[name]
         if finished:
             count = f"{finished} of {len(runs)}"
@@ -116,5 +118,6 @@ def _names(scale: Scale, seeds: int) -> dict[str, str]:
             words = " · ".join(filter(None, (panel.name, curve.label, point_text(point))))
             for seed in range(seeds):
                 names.setdefault(curve.seed_run(point, seed).id, f"{words} · seed {seed}")
-            names.setdefault(curve.grid_run(point, scale.selection).id, words)
+            for run in curve.grid_runs(point, scale.selection):
+                names.setdefault(run.id, words)
     return names

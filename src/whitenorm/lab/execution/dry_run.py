@@ -39,7 +39,7 @@ def dry_run(scale: Scale, device: str = "cpu") -> Iterator[Trial]:
     seen: set[str] = set()
     for panel, curve in scale.curves():
         for point in curve.points():
-            run = curve.grid_run(point, scale.selection)
+            run = curve.seed_run(point, 0)
             make_method(**run.method)
             make_optimiser(run.optimiser, [nn.Parameter(torch.zeros(1))])
             learning_rate(run.schedule, run.optimiser["lr"], 0, 1)

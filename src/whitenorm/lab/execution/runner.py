@@ -1,4 +1,4 @@
-r"""Runs a study: first its grids, then the seeds of what they chose, each run once.
+r"""Runs a study: first its grids, wider if need be, then the seeds of what they chose.
 
 Workers return records, and only this process writes them. So a cluster's machines need no shared
 disk, and a worker that dies can't damage the file of records.
@@ -15,7 +15,7 @@ from whitenorm.lab.execution.executors import execute_all
 from whitenorm.lab.execution.jobs import Failure, Job, attempt, checkpoint_path
 from whitenorm.lab.records.record import Record, RecordFile
 from whitenorm.lab.records.run import Run
-from whitenorm.lab.studies.study import Study
+from whitenorm.lab.studies.study import Scale, Study
 from whitenorm.lab.training.checkpoints import Checkpoint
 
 
@@ -31,7 +31,7 @@ class StudyRun:
 class Observer:
     """Base class for what follows a study's progress; override the methods that you need."""
 
-    def phase(self, name: str, runs: Sequence[Run], finished: int) -> None:
+    def phase(self, name: str, plan: Scale, runs: Sequence[Run], finished: int) -> None:
         """A phase begins, "grid" or "seeds"; ``finished`` of its runs are recorded already."""
 
     def record(self, record: Record) -> None:
@@ -93,7 +93,7 @@ def run_study(
         def do(phase: str, runs: list[Run]) -> None:
             todo = [run for run in runs if run.id not in records]
             jobs = [Job(run, study.name, scale, out, data, **options) for run in todo]
-            observer.phase(phase, runs, len(runs) - len(jobs))
+            observer.phase(phase, plan, runs, len(runs) - len(jobs))
             for done in execute_all(executor, attempt, jobs, workers) if jobs else ():
                 if isinstance(done, Failure):
                     failures.append(done)
@@ -107,7 +107,10 @@ def run_study(
                     Checkpoint(checkpoint_path(out, done.run)).remove()
                     observer.record(done)
 
-        do("grid", plan.grid_runs())
-        if not failures:  # a grid chooses only when all of its runs are recorded
-            do("seeds", plan.seed_runs(records, seeds or plan.seeds))
+        while not failures:  # a grid chooses only when all of its runs are recorded
+            plan = plan.widened(records)
+            do("grid", plan.grid_runs())
+            if plan.widened(records) == plan:
+                do("seeds", plan.seed_runs(records, seeds or plan.seeds))
+                break
     return StudyRun(records, failures, left_out)

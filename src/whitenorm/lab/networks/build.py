@@ -35,12 +35,14 @@ def build_model(
     num_classes: int,
     input_shape: tuple[int, ...],
     generator: torch.Generator | None = None,
+    initialization: str | None = None,
     **options: Any,
 ) -> nn.Module:
     """The network of that name with a method's layers in it, for ``input_shape`` of one sample.
 
     The MLP takes inputs of any shape, the others (C, H, W). ``generator`` draws the initial
-    weights, torch's own by default. The options are those of the row of ``MODELS``.
+    weights, torch's own by default, by one of ``INITIALIZATIONS``, where None is the paper's or a
+    common one for that network. The options are those of the row of ``MODELS``.
     """
     build = look_up(MODELS, "model", name)
     _, _, *known = inspect.signature(build).parameters  # after method and input shape
@@ -55,5 +57,5 @@ def build_model(
             )
     parts, features = build(method, input_shape, **options)
     model = network(*parts, ("classifier", method.linear(features, num_classes)))
-    initialize(model, "lecun" if name in _LECUN else "he", generator)
+    initialize(model, initialization or ("lecun" if name in _LECUN else "he"), generator)
     return model

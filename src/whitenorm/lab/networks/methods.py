@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from whitenorm.lab.lookup import check_options, look_up
+from whitenorm.lab.lookup import check_options, choose, look_up
 from whitenorm.lab.networks.natural import WhitenedLinear, reparameterize
 from whitenorm.modules import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 
@@ -18,6 +19,7 @@ class Method:
 
     ``norm(num_features, spatial_dims)`` gives the layer for inputs (N, C) if ``spatial_dims`` is
     0, (N, C, H, W) if it is 2. ``linear`` stands for ``nn.Linear(in_features, out_features)``.
+    ``first_linear``, if given, is the network's first one.
     ``after_iteration(model, inputs, iteration)`` is called after every update, with its batch of
     inputs and how many updates are done; once before the first, with 0. It changes parameters in
     place.
@@ -26,6 +28,7 @@ class Method:
     name: str
     norm: Callable[[int, int], nn.Module] | None = None
     linear: Callable[[int, int], nn.Module] = nn.Linear
+    first_linear: Callable[[int, int], nn.Module] | None = None
     after_iteration: Callable[[nn.Module, Tensor, int], None] | None = None
 
 
@@ -60,9 +63,10 @@ def batch_norm(features: int, dims: int, **options: Any) -> nn.Module:
 
 
 def _layer_norm(features: int, dims: int, **options: Any) -> nn.Module:
-    # One group over all of a sample's channels and positions, with a scale and shift a channel;
-    # on (N, C) that is nn.LayerNorm(C).
-    return nn.GroupNorm(1, features, **options)
+    # Over all of a sample's channels and positions, with a scale and shift a channel.
+    if dims:
+        return nn.GroupNorm(1, features, **options)
+    return nn.LayerNorm(features, options["eps"], options["affine"])
 
 
 def _decorrelated(features: int, dims: int, group_size: int | None, **options: Any) -> nn.Module:
@@ -70,17 +74,33 @@ def _decorrelated(features: int, dims: int, group_size: int | None, **options: A
     return layer(features, group_size=features if group_size is None else group_size, **options)
 
 
-def _natural(eps: float, interval: int) -> dict[str, Any]:
+def _natural(eps: float, interval: int, variant: str) -> dict[str, Any]:
+    """Natural Neural Networks, as published (2015) or as in the authors' scripts of DBN.
+
+    As published, the inputs of all layers are whitened, first before update 0, from the batch. In
+    the scripts the first layer is plain, and the others are whitened after every interval from a
+    tenth as many examples as the interval has updates.
+    """
+    choose("variant", variant, ("published", "authors"))
     if interval < 1:
         raise ValueError(f"interval must be a positive number of updates, got {interval!r}")
     if not eps > 0:
         raise ValueError(f"eps must be positive, got {eps!r}: U divides by sqrt(variance + eps)")
 
     def after_iteration(model: nn.Module, inputs: Tensor, iteration: int) -> None:
-        if iteration % interval == 0:
+        if iteration % interval == 0 and variant == "published":
             reparameterize(model, inputs, eps)
+        elif iteration % interval == 0 and iteration > 0:
+            random = torch.Generator().manual_seed(iteration)
+            chosen = torch.randperm(len(inputs), generator=random)[: max(interval // 10, 2)]
+            reparameterize(model, inputs[chosen.to(inputs.device)], eps)
 
-    return {"linear": WhitenedLinear, "after_iteration": after_iteration}
+    first = nn.Linear if variant == "authors" else None
+    return {
+        "linear": WhitenedLinear,
+        "first_linear": first,
+        "after_iteration": after_iteration,
+    }
 
 
 def _norm(layer: Callable[..., nn.Module], **options: Any) -> Row:
@@ -96,7 +116,7 @@ METHODS: dict[str, Row] = {
     "plain": Row({}, dict),
     "bn": _norm(batch_norm, **_BATCH),
     "ln": _norm(_layer_norm, eps=1e-5, affine=True),
-    "nnn": Row({"eps": 1.0, "interval": 200}, _natural),
+    "nnn": Row({"eps": 1.0, "interval": 200, "variant": "published"}, _natural),
     "dbn": _norm(_decorrelated, **_DBN, whitening="zca", iterations=5),
     "dbn-pca": _norm(partial(_decorrelated, whitening="pca"), **_DBN),
 }

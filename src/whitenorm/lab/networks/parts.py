@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "trelu": TranslatedReLU,
     "identity": lambda _: nn.Identity(),
 }
+INITIALIZATIONS = ("lecun", "he", "uniform")
 
 
 def activation_layer(name: str) -> Activation:
@@ -82,23 +83,26 @@ def stack(
 
 @torch.no_grad()
 def initialize(model: nn.Module, scheme: str, generator: torch.Generator | None = None) -> None:
-    """Draws the weights of all linear layers and convolutions; their biases become 0.
+    """Draws the weights of all linear layers and convolutions; biases become 0 but for "uniform".
 
     ``"lecun"`` (Efficient BackProp, 1998): normal with variance 1 / fan_in. ``"he"``, as in the
     reference residual networks: convolutions normal with variance 2 / fan_out, linear layers
-    uniform within 1 / sqrt(fan_in).
+    uniform within 1 / sqrt(fan_in). ``"uniform"``, as in the authors' scripts of perceptrons: all
+    within 1 / sqrt(fan_in), a third of LeCun's variance, biases too.
     """
-    choose("scheme", scheme, ("lecun", "he"))
+    choose("initialization", scheme, INITIALIZATIONS)
     for module in model.modules():
         if not isinstance(module, nn.Linear | nn.Conv2d):
             continue
         bound = module.weight[0].numel() ** -0.5
         if scheme == "lecun":
             nn.init.normal_(module.weight, std=bound, generator=generator)
-        elif isinstance(module, nn.Conv2d):
+        elif scheme == "he" and isinstance(module, nn.Conv2d):
             fan_out = module.weight.numel() // module.in_channels
             nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5, generator=generator)
         else:
             nn.init.uniform_(module.weight, -bound, bound, generator=generator)
-        if module.bias is not None:
+        if module.bias is not None and scheme == "uniform":
+            nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        elif module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -24,15 +24,16 @@ def mlp(
 ) -> Body:
     """linear - norm - activation for each hidden layer."""
     layers, width = nn.Sequential(), math.prod(shape)
+    linear = method.first_linear or method.linear
     for features in hidden:
         layers.append(
             network(
-                ("linear", method.linear(width, features)),
+                ("linear", linear(width, features)),
                 ("norm", method.norm and method.norm(features, 0)),
                 ("activation", activation_layer(activation)(features)),
             )
         )
-        width = features
+        width, linear = features, method.linear
     return [("flatten", nn.Flatten()), ("hidden", layers)], width
 
 

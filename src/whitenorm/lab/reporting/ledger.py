@@ -99,7 +99,7 @@ def _setting(results: Results) -> str:
     text = (
         f"`{_command(study.name, results.scale_name)}`: {_counted(len(records), 'run')}, "
         f"{_counted(tables.span(seeds), 'seed')} of each curve"
-        + (f"; a grid of {grid} runs of one seed chose by {scale.selection.text}" if grid else "")
+        + (f"; a grid of {grid} runs chose by {scale.selection.text}" if grid else "")
         + (f". {seconds / 60:.0f} minutes of training" if seconds else ". Made")
         + f" on {' and '.join(machines)}; {days}."
     )
@@ -118,6 +118,6 @@ def _claims(results: Results) -> str:
     for claim in results.study.claims:
         verdict = claim.judge(results)
         status = tables.bold_status(tables.status_words(claim, results))
-        evidence = "\n".join(f"- {line}" for line in verdict.evidence) or "- no records"
+        evidence = "\n".join(f"- {line.text}" for line in verdict.evidence) or "- no records"
         parts += [f"> {claim.quote}", f"{status}. What counts: {claim.criterion}.", evidence]
     return "\n\n".join(parts)

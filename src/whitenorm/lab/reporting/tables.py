@@ -15,7 +15,7 @@ from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import Claim, Curve, Panel
 from whitenorm.lab.studies.wording import metric_name, number, point_text, summary
 
-_STATUS_STYLES = {"holds": "green", "holds in part": "yellow", "does not hold": "red"}
+_STATUS_STYLES = {"supported": "green", "undecided": "yellow", "contradicted": "red"}
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,33 @@ def beside_the_paper(results: Results) -> Table:
 
 
 def status_words(claim: Claim, results: Results | None) -> str:
-    """The verdict in words, which say so if the experiment was smaller than the paper's."""
-    status = claim.judge(results).status if results else "not tested"
-    if status == "not tested":
+    """The verdict in words, with what it rests on where that is less than the paper's claim."""
+    verdict = claim.judge(results) if results else None
+    if results is None or verdict is None or verdict.status == "not tested":
         return "not tested at this scale"
-    return status if results and results.scale_name == "paper" else f"{status} (reduced size)"
+    notes = []
+    judged = sum(n for mark, n in verdict.counts.items() if mark != "not tested")
+    agreeing = verdict.counts.get(verdict.status, 0)
+    if verdict.status != "supported" and judged > 1:
+        notes.append(f"{verdict.counts.get('supported', 0)} of {judged} comparisons support it")
+    if verdict.status == "contradicted" and judged > 1:
+        notes.append(f"{agreeing} contradict it")
+    if (few := _fewer_panels(claim, results)) is not None:
+        notes.append(few)
+    if results.scale_name != "paper":
+        notes.append("reduced size")
+    return f"{verdict.status} ({'; '.join(notes)})" if notes else verdict.status
+
+
+def _fewer_panels(claim: Claim, results: Results) -> str | None:
+    """How many of the networks or settings that the claim is about were judged."""
+    if "paper" not in results.study.scales:
+        return None
+    asked = claim.judge(Results(results.study, "paper", {})).evidence
+    whole = len({comparison.panel for comparison in asked})
+    tested = [c for c in claim.judge(results).evidence if c.mark != "not tested"]
+    judged = len({comparison.panel for comparison in tested})
+    return f"{judged} of {whole} cases" if judged < whole else None
 
 
 def span(values: Collection[Any]) -> str:

@@ -1,53 +1,79 @@
 r"""How records judge a claim: comparisons over seeds, put together to a verdict.
 
-One curve is *clearly* below another if the difference of their means over seeds is more than twice
-its standard error, sqrt(s1^2 / n1 + s2^2 / n2). A claim holds if all its comparisons do, holds in
-part if some do, and does not hold if none does. A diverged run counts as infinitely bad.
+A comparison is *supported* if the 95% interval of its effect lies where the claim says,
+*contradicted* if it lies on the other side, and *undecided* otherwise. Effects are differences of
+errors, and ratios of what spans orders of magnitude (losses, times, condition numbers). Seeds are
+paired where they share initialization and order.
+
+A claim is supported if all of its comparisons are. It is contradicted if one of them is by an
+interval that is wider the more comparisons there are (Bonferroni's), for one of twenty is
+contradicted by chance. Otherwise it is undecided. A competitor that diverged counts for nobody.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+from whitenorm.lab.studies.effects import LEVEL, Effect, difference, mean
 from whitenorm.lab.studies.results import Results, Summary
-from whitenorm.lab.studies.study import Curve, Verdict
-from whitenorm.lab.studies.wording import metric_name, number
+from whitenorm.lab.studies.study import Comparison, Curve, Verdict
+from whitenorm.lab.studies.wording import effect_text, metric_name, number
 
 Judge = Callable[[Results], Verdict]
-# What is compared of some curves: its name, and each curve's values over seeds.
-Measure = Callable[[Results, Sequence[Curve]], tuple[str, list[Summary]]]
 Pairs = Iterable[tuple[str, str]]  # of labels
+GOALS = (0.1, 0.01, 0.001)  # training losses to reach
+TAIL = (1 - LEVEL) / 2
+MARKS = {"supported": "✓", "contradicted": "✗", "undecided": "·", "not tested": "-"}
 
 _CLOCKS = {"iteration": "updates", "epoch": "epochs", "seconds": "seconds"}
-_MARKS = {True: "✓", False: "✗", None: "·"}
+_LOGARITHMIC = ("train_loss", "test_loss", "seconds", "seconds_per_iteration")
 
 
-def compare(a: Summary, b: Summary) -> bool | None:
-    """Whether a is clearly below b: True, False if above or not clear, None without records."""
-    if a.n == 0 or b.n == 0:
-        return None
-    if math.isinf(a.mean) or math.isinf(b.mean):
-        return a.mean < b.mean
-    if a.n < 2 or b.n < 2:
-        return None  # without a spread nothing is clear
-    error = math.sqrt(a.spread**2 / a.n + b.spread**2 / b.n)
-    return b.mean - a.mean > 2 * error
+@dataclass(frozen=True)
+class Measure:
+    """What is compared of curves."""
+
+    name: str
+    of: Callable[[Results, Curve], Summary]
+    logarithmic: bool = False  # compared by ratios
+    # What a run that is infinitely far has reached at least, such as the length of its training.
+    least: Callable[[Results, Curve], Summary] | None = None
 
 
 def final(metric: str) -> Measure:
     """The last value of a metric."""
-    return lambda results, curves: (_words(metric), [results.final(c, metric) for c in curves])
+
+    def of(results: Results, curve: Curve) -> Summary:
+        return results.final(curve, metric)
+
+    return Measure(_words(metric), of, metric in _LOGARITHMIC)
 
 
 def at(column: str, when: str) -> Measure:
     """A column at the "start" or the "end" of training."""
-    name = f"{_words(column)} at the {when}"
-    return lambda results, curves: (name, [results.at(c, column, when) for c in curves])
+
+    def of(results: Results, curve: Curve) -> Summary:
+        return results.at(curve, column, when)
+
+    return Measure(f"{_words(column)} at the {when}", of)
 
 
 def middle(column: str) -> Measure:
-    """log10 of the median of a column over training."""
-    name = f"log10 of the median {_words(column)}"
-    return lambda results, curves: (name, [results.middle(c, column) for c in curves])
+    """The median of a column over training."""
+    return Measure(
+        f"median {_words(column)}", lambda results, curve: results.middle(curve, column), True
+    )
+
+
+def time_to(loss: float, clock: str) -> Measure:
+    """What the clock shows when the training loss first is no more than a goal."""
+    return Measure(
+        f"{_CLOCKS[clock]} to loss {loss:g}",
+        lambda results, curve: results.reaching(curve, loss, clock),
+        logarithmic=True,
+        least=lambda results, curve: results.at(curve, clock, "end"),
+    )
 
 
 def _words(column: str) -> str:
@@ -55,132 +81,206 @@ def _words(column: str) -> str:
     return metric_name(column).partition(" (")[0]
 
 
+# --- claims --------------------------------------------------------------------------------------
+
+
 def lower(measure: Measure, pairs: Pairs, panels: Sequence[str] | None = None) -> Judge:
-    """Whether, of each pair (winner, loser), the winner's measure is clearly lower.
+    """Whether, of each pair (winner, loser), the winner's measure is lower.
 
     In every panel that has both, or in the named ones.
     """
-    return _judge(measure, pairs, compare, panels)
+    return _judge([measure], pairs, _compared, panels)
 
 
-def no_higher(measure: Measure, pairs: Pairs, by: float = 0.0) -> Judge:
-    """Whether, of each pair (one, other), the one's measure isn't clearly above the other's.
+def no_higher(
+    measure: Measure, pairs: Pairs, by: float = 0.0, panels: Sequence[str] | None = None
+) -> Judge:
+    """Whether, of each pair (one, other), the one's measure is above the other's by at most this.
 
-    By more than ``by``, if it is given: a difference that is clear may still not matter.
+    A difference may be certain and still not matter.
     """
 
-    def holds(one: Summary, other: Summary) -> bool | None:
-        above = compare(other, one)
-        return None if above is None else not (above and one.mean - other.mean > by)
-
-    return _judge(measure, pairs, holds)
+    return _judge([measure], pairs, partial(_compared, by=by), panels)
 
 
-def faster(pairs: Pairs, clock: str, panels: Sequence[str] | None = None) -> Judge:
-    """Whether, of each pair, the winner clearly needs less of the clock for the same loss.
+def faster(
+    pairs: Pairs,
+    clock: str,
+    panels: Sequence[str] | None = None,
+    goals: Sequence[float] = GOALS,
+) -> Judge:
+    """Whether, of each pair, the winner needs less of the clock to each goal that one reaches.
 
-    The loss to reach is the highest last training loss of all runs of both curves, so that every
-    run gets there. If a run diverged, the last losses are compared instead.
+    A run that doesn't get there counts as if it did at its end: the truth is later, so that this
+    can speak against it alone.
     """
-
-    def time(results: Results, curves: Sequence[Curve]) -> tuple[str, list[Summary]]:
-        name, losses = final("train_loss")(results, curves)
-        if any(loss.diverged for loss in losses):
-            return name, losses
-        goal = max((value for loss in losses for value in loss.values), default=math.nan)
-        name = f"{_CLOCKS[clock]} to loss {goal:.3g}"
-        return name, [results.reaching(curve, goal, clock) for curve in curves]
-
-    return lower(time, pairs, panels)
+    return _judge([time_to(goal, clock) for goal in goals], pairs, _compared, panels)
 
 
 def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) -> Judge:
-    """Whether one curve's last value over another's lies within bounds, on average."""
+    """Whether one curve's last value over another's lies within bounds."""
 
-    def ratio(top: Summary, bottom: Summary) -> float:  # of the runs that finished
-        return Summary(top.values).mean / Summary(bottom.values).mean
+    def compared(
+        measure: Measure, results: Results, top: Curve, bottom: Curve
+    ) -> tuple[str, str, float]:
+        values = measure.of(results, top), measure.of(results, bottom)
+        text = _each_value((top.label, bottom.label), values)
+        paired = _share_a_start(top, bottom)
+        ends = [
+            difference(*values, paired=paired, bound=math.log(end), logarithmic=True)
+            for end in (low, high)
+        ]
+        if ends[0] is None or ends[1] is None:
+            return "undecided" if all(v.values for v in values) else "not tested", text, 1.0
+        found, against = ends[0], min(ends[0].above, ends[1].below)
+        mark = _mark(low <= found.low and found.high <= high, against)
+        return mark, f"{text}; {effect_text(found, True)}", against
 
-    def holds(top: Summary, bottom: Summary) -> bool | None:
-        return low <= ratio(top, bottom) <= high if top.values and bottom.values else None
-
-    def text(labels: Sequence[str], values: Sequence[Summary]) -> str:
-        if not all(summary.values for summary in values):
-            return _each_value(labels, values)
-        return f"{' / '.join(labels)} = {ratio(*values):.3g}"
-
-    return _judge(final(metric), [over], holds, text=text)
+    return _judge([replace(final(metric), logarithmic=True)], [over], compared)
 
 
 def at_least(measure: Measure, panel: str, label: str, value: float) -> Judge:
-    """Whether a curve's measure is no less than a value, on average."""
+    """Whether a curve's measure is no less than a value."""
 
-    def holds(found: Summary) -> bool | None:
-        return found.mean >= value if found.n else None
+    def compared(measure: Measure, results: Results, curve: Curve) -> tuple[str, str, float]:
+        values = measure.of(results, curve)
+        text = f"{_each_value((curve.label,), (values,))}, at least {value:g} claimed"
+        found = mean(values, value)
+        if found is None:
+            return "undecided" if values.values else "not tested", text, 1.0
+        return _mark(found.low >= value, found.above), text, found.above
 
-    def text(labels: Sequence[str], values: Sequence[Summary]) -> str:
-        return f"{_each_value(labels, values)}, at least {value:g} expected"
-
-    return _judge(measure, [(label,)], holds, [panel], text)
+    return _judge([measure], [(label,)], compared, [panel])
 
 
 def together(*judges: Judge) -> Judge:
-    """All of them: holds if each does, in part if any does at least in part."""
+    """All of them."""
 
     def judge(results: Results) -> Verdict:
-        verdicts = [each(results) for each in judges]
-        evidence = tuple(line for verdict in verdicts for line in verdict.evidence)
-        statuses = {v.status for v in verdicts}
-        if len(statuses) == 1:
-            return Verdict(statuses.pop(), evidence)
-        some = {"holds", "holds in part"} & statuses
-        return Verdict("holds in part" if some else "does not hold", evidence)
+        evidence = tuple(line for each in judges for line in each(results).evidence)
+        return Verdict(_status(evidence), evidence)
 
     return judge
+
+
+# --- comparisons ---------------------------------------------------------------------------------
+
+Compared = Callable[..., tuple[str, str, float]]  # mark, numbers, and how likely against the claim
+
+
+def _judge(
+    measures: Sequence[Measure],
+    compared: Iterable[tuple[str, ...]],
+    compare: Compared,
+    panels: Sequence[str] | None = None,
+) -> Judge:
+    """Compares the measures of curves in each panel that has curves of these labels."""
+    compared = tuple(compared)
+
+    def judge(results: Results) -> Verdict:
+        evidence = []
+        for panel in results.scale.panels:
+            curves = {curve.label: curve for curve in panel.curves}
+            for labels in compared:
+                if not (panels is None or panel.name in panels) or not curves.keys() >= {*labels}:
+                    continue
+                for measure in measures:
+                    chosen = [curves[label] for label in labels]
+                    mark, numbers, against = compare(measure, results, *chosen)
+                    text = f"{MARKS[mark]} {panel.name}, {measure.name}: {numbers}"
+                    evidence.append(Comparison(panel.name, labels, mark, text, against))
+        return Verdict(_status(evidence), tuple(evidence))
+
+    return judge
+
+
+def effect(measure: Measure, results: Results, one: Curve, other: Curve) -> Effect | None:
+    """One curve's measure less another's, or over it; None if it can't be told."""
+    values, bounded = _values(measure, results, one, other)
+    if any(summary.diverged for summary in values) or _is_open(values[0], values[1]):
+        return None
+    return difference(*bounded, paired=_share_a_start(one, other), logarithmic=measure.logarithmic)
+
+
+def _compared(
+    measure: Measure, results: Results, winner: Curve, loser: Curve, by: float = 0.0
+) -> tuple[str, str, float]:
+    """Whether the winner's measure is lower than the loser's, or above it by at most ``by``."""
+    values, bounded = _values(measure, results, winner, loser)
+    text = _each_value((winner.label, loser.label), values)
+    if not all(summary.n for summary in values) or values[1].diverged:
+        return "not tested", text, 1.0
+    if values[0].diverged:
+        return "contradicted", text, 0.0
+    late = [any(map(math.isinf, summary.values)) for summary in values]
+    never = [all(map(math.isinf, summary.values)) for summary in values]
+    if all(never):
+        return "not tested", text, 1.0
+    if measure.least is None and any(never) and sum(late) == 1:
+        return ("contradicted", text, 0.0) if never[0] else ("supported", text, 1.0)
+    found = difference(
+        *bounded,
+        paired=_share_a_start(winner, loser),
+        bound=by,
+        logarithmic=measure.logarithmic,
+    )
+    if found is None:
+        return "undecided", text, 1.0
+    against = 1.0 if late[1] else found.below
+    limit = 1.0 if measure.logarithmic else by
+    fits = found.high < limit or (by > 0 and found.high == limit)
+    text = f"{text}; {effect_text(found, measure.logarithmic, *late)}"
+    return _mark(fits and not late[0], against), text, against
+
+
+def _values(
+    measure: Measure, results: Results, *curves: Curve
+) -> tuple[list[Summary], list[Summary]]:
+    """The values of each curve; and with the least that infinite ones can be in their place."""
+    values = [measure.of(results, curve) for curve in curves]
+    finite = [v for summary in values for v in summary.values if math.isfinite(v)]
+    bounded = []
+    for summary, curve in zip(values, curves, strict=True):
+        least = measure.least(results, curve).values if measure.least else ()
+        ends = least if len(least) == len(summary.values) else [max(finite, default=math.inf)] * 99
+        some = tuple(min(v, end) for v, end in zip(summary.values, ends, strict=False))
+        bounded.append(replace(summary, values=some))
+    return values, bounded
+
+
+def _is_open(*values: Summary) -> bool:
+    return any(math.isinf(v) for summary in values for v in summary.values)
+
+
+def _share_a_start(a: Curve, b: Curve) -> bool:
+    """Whether runs of one seed share their initial weights and the order of their examples."""
+
+    def start(curve: Curve) -> tuple[object, ...]:
+        run = curve.run
+        model = {name: value for name, value in run.model.items() if name != "placement"}
+        return run.dataset, model, run.batch_size, run.subset
+
+    return start(a) == start(b)
+
+
+def _mark(fits: bool, against: float) -> str:
+    if fits:
+        return "supported"
+    return "contradicted" if against < TAIL else "undecided"
+
+
+def _status(evidence: Sequence[Comparison]) -> str:
+    judged = [comparison for comparison in evidence if comparison.mark != "not tested"]
+    if not judged:
+        return "not tested"
+    if all(comparison.mark == "supported" for comparison in judged):
+        return "supported"
+    least = min(c.against for c in judged if c.mark != "supported")
+    return "contradicted" if least * len(judged) < TAIL else "undecided"
 
 
 def _each_value(labels: Sequence[str], values: Sequence[Summary]) -> str:
     return ", ".join(f"{label} {_number(v)}" for label, v in zip(labels, values, strict=True))
-
-
-def _judge(
-    measure: Measure,
-    compared: Iterable[tuple[str, ...]],
-    holds: Callable[..., bool | None],
-    panels: Sequence[str] | None = None,
-    text: Callable[[Sequence[str], Sequence[Summary]], str] = _each_value,
-) -> Judge:
-    """Asks whether the measures of curves are as claimed, in each panel that has these curves.
-
-    Args:
-        measure: Of the curves.
-        compared: Labels of the curves of each comparison.
-        holds: Of their values, in this order; None if it can't be told.
-        panels: Names of the panels to look in; None for all.
-        text: The values in words, for the evidence.
-    """
-    compared = tuple(compared)
-
-    def judge(results: Results) -> Verdict:
-        found, evidence = [], []
-        for panel in results.scale.panels:
-            curves = {curve.label: curve for curve in panel.curves}
-            for labels in compared:
-                if (panels is None or panel.name in panels) and curves.keys() >= set(labels):
-                    name, values = measure(results, [curves[label] for label in labels])
-                    found.append(holds(*values))
-                    words = f"{panel.name}: {text(labels, values)} ({name})"
-                    evidence.append(f"{_MARKS[found[-1]]} {words}")
-        return Verdict(_status(found), tuple(evidence))
-
-    return judge
-
-
-def _status(found: Sequence[bool | None]) -> str:
-    if all(holds is None for holds in found):
-        return "not tested"
-    if all(found):
-        return "holds"
-    return "holds in part" if any(found) else "does not hold"
 
 
 def _number(summary: Summary) -> str:
@@ -188,4 +288,7 @@ def _number(summary: Summary) -> str:
         return "no record"
     if summary.diverged:
         return f"diverged ({summary.diverged} of {summary.n})"
+    late = sum(map(math.isinf, summary.values))
+    if late:
+        return f"never ({late} of {summary.n})"
     return f"{number(summary.mean, summary.spread)} (n={summary.n})"

@@ -53,8 +53,7 @@ ISOMETRY = Study(
         ),
         Claim(
             "Batch Normalization achieves approximate dynamical isometry",
-            "at initialization it is clearly lower with BN than without normalization, at each "
-            "depth",
+            "at initialization it is lower with BN than without normalization, at each depth",
             lower(at(_DISTANCE, "start"), [("BN", "plain")]),
         ),
     ),
@@ -106,7 +105,7 @@ RUNNING = Study(
     claims=(
         Claim(
             "We also maintain [...] the expected whitening matrix for use during inference.",
-            "at no batch size is the last test error with running whitening matrices clearly "
+            "at no batch size is the last test error with running whitening matrices "
             "above that with running covariances",
             no_higher(final("test_error"), [("running whitening", "running covariance")]),
         ),

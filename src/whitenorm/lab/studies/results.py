@@ -19,6 +19,7 @@ class Summary:
 
     values: tuple[float, ...]  # of the seeds that finished
     diverged: int = 0  # how many seeds did not
+    seeds: tuple[int, ...] = ()  # of the values
 
     @property
     def n(self) -> int:
@@ -69,8 +70,8 @@ class Results:
     def __init__(self, study: Study, scale: str, records: Mapping[str, Record]) -> None:
         self.study = study
         self.scale_name = scale
-        self.scale = study.scale(scale)
         self.all = dict(records)
+        self.scale = study.scale(scale).widened(self.all)
         self._choices: dict[tuple[str, str], Choice] = {}
 
     @cached_property
@@ -102,26 +103,26 @@ class Results:
 
     def records(self, curve: Curve) -> list[Record]:
         """The curve's runs that are drawn, by seed."""
-        point, own = self.choice(curve).point, self.scale.selection.seed
+        point, selection = self.choice(curve).point, self.scale.selection
         if point is None:
             return []
         found = self._seeds.get(curve.seed_run(point, 0).id, [])
-        return [record for record in found if own == 0 or record.run.seed != own]
+        grid = () if 0 in selection.seeds else selection.seeds
+        return [record for record in found if record.run.seed not in grid]
 
     def final(self, curve: Curve, metric: str) -> Summary:
-        """A last value over seeds; ``"seconds@0.1"`` is when the training loss came to 0.1."""
+        """A last value over seeds; ``"seconds@0.1"``: when the training loss came to 0.1."""
         clock, _, loss = metric.partition("@")
         if loss:
             return self.reaching(curve, float(loss), clock)
         return self._over_seeds(curve, lambda record: record.final.get(metric))
 
     def middle(self, curve: Curve, column: str) -> Summary:
-        """log10 of the median of a column over the course of training, over seeds.
+        """The median of a column over the course of training, over seeds.
 
-        For what spans orders of magnitude. What is no number (a condition number that is infinite)
-        counts as infinite.
+        What is no number (a condition number that is infinite) counts as infinite.
         """
-        return self._of_column(curve, column, lambda v: math.log10(statistics.median(v)))
+        return self._of_column(curve, column, statistics.median)
 
     def at(self, curve: Curve, column: str, when: str) -> Summary:
         """A column at the "start" or the "end" of training, over seeds."""
@@ -137,7 +138,10 @@ class Results:
         return self._over_seeds(curve, of)
 
     def reaching(self, curve: Curve, loss: float, clock: str) -> Summary:
-        """What the clock shows when the training loss first is no more than this, over seeds."""
+        """What the clock shows when the training loss first is no more than this, over seeds.
+
+        Infinite for a run that doesn't get there.
+        """
 
         def time(record: Record) -> float | None:
             points = zip(record.column(clock), record.column("train_loss"), strict=True)
@@ -149,9 +153,10 @@ class Results:
     def _over_seeds(self, curve: Curve, value: Callable[[Record], float | None]) -> Summary:
         """The value of each run that finished and has one, and how many runs diverged."""
         records = self.records(curve)
-        values = [value(record) for record in records if record.status != "diverged"]
-        found = tuple(v for v in values if v is not None)
-        return Summary(found, sum(record.status == "diverged" for record in records))
+        finished = [record for record in records if record.status != "diverged"]
+        found = {record.run.seed: value(record) for record in finished}
+        values = {seed: v for seed, v in found.items() if v is not None}
+        return Summary(tuple(values.values()), len(records) - len(finished), tuple(values))
 
     def series(self, view: View, panel: Panel) -> list[Series]:
         """The lines of a view of a panel: means at each point, to where the shortest run ends."""
@@ -194,7 +199,8 @@ class Results:
         if not value.values or not base.values or value.diverged or base.diverged:
             return None
         combined = operator.sub if number.minus else operator.truediv
-        return Summary(tuple(combined(v, base.mean) for v in value.values))
+        ours = tuple(combined(v, base.mean) for v in value.values)
+        return Summary(ours, seeds=value.seeds)
 
 
 def _by_point(records: Sequence[Record], column: str) -> Iterator[tuple[Any, ...]]:

@@ -7,6 +7,7 @@ from whitenorm.lab.studies.study import View
 
 PLAIN: Settings = {"name": "plain"}
 BN: Settings = {"name": "bn"}
+LOSSES = (1.5, 1.0, 0.7, 0.5)  # goals of convolutional networks, which pictures are shifted for
 SUBSET = {"train": 4000, "test": 2000}
 ERRORS = View(
     "errors", "Error in training (solid) and testing (dashed)", y=("train_error", "test_error")
@@ -16,6 +17,11 @@ ERRORS = View(
 def mlp(hidden: Sequence[int]) -> Settings:
     """A perceptron with these hidden layers."""
     return {"name": "mlp", "hidden": hidden}
+
+
+def authors_mlp(hidden: Sequence[int]) -> Settings:
+    """The same, initialized as in the authors' scripts."""
+    return {**mlp(hidden), "initialization": "uniform"}
 
 
 def dbn(group_size: int | None, affine: bool = True) -> Settings:

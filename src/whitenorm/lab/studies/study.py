@@ -6,8 +6,9 @@ The studies themselves are rows of the table in :mod:`whitenorm.lab.studies.cata
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,10 @@ class Selection:
 
     metric: str = "train_loss"  # of a record's last values; the lowest is chosen
     # Training examples that the grid's runs hold out and are judged on; the seeds' runs train on
-    # all. With 0 and the same seed, the grid's runs are those of the first seed.
+    # all.
     validation: int = 0
-    seed: int = 0  # of the grid's runs; one that isn't drawn keeps choice and result apart
+    seeds: tuple[int, ...] = (100,)  # of the grid's runs; of several, the median counts
+    widen: tuple[str, ...] = ("optimiser.lr",)  # settings whose ends are never the last word
 
     @property
     def text(self) -> str:
@@ -37,7 +39,13 @@ class Selection:
         name = self.metric.replace("_", " ").replace("train", "training")
         if self.validation:
             name = f"error on {self.validation:,} held-out training examples"
-        return f"the lowest {name} at the end"
+        of = f", the median of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        return f"the lowest {name} at the end{of}"
+
+
+# As the first records were made: the grid's runs are those of the first seed that is drawn.
+FIRST_SEED = Selection(seeds=(0,), widen=())
+WIDER = 4  # how many values a grid gets at most beyond the ones it starts with, in each direction
 
 
 @dataclass(frozen=True)
@@ -54,10 +62,10 @@ class Curve:
             dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())
         ]
 
-    def grid_run(self, point: Mapping[str, Any], selection: Selection) -> Run:
-        """The run that judges a point, with the selection's seed."""
-        fixed = {"seed": selection.seed, "probes": {}, "validation": selection.validation}
-        return self.run.changed({**point, **fixed})
+    def grid_runs(self, point: Mapping[str, Any], selection: Selection) -> list[Run]:
+        """The runs that judge a point, with the selection's seeds."""
+        fixed = {"probes": {}, "validation": selection.validation}
+        return [self.run.changed({**point, **fixed, "seed": seed}) for seed in selection.seeds]
 
     def seed_run(self, point: Mapping[str, Any], seed: int) -> Run:
         """A run of a point that is drawn."""
@@ -72,14 +80,42 @@ class Curve:
             return Choice({}, True, [])
         scores, tried = [], []
         for point in self.points():
-            record = records.get(self.grid_run(point, selection).id)
-            value = record.final.get(selection.metric) if record else None
-            score = math.inf if value is None else value
-            scores.append((point, record, score))
-            if record:
-                tried.append((score, -(record.final.get("iterations") or 0), point))
+            runs = self.grid_runs(point, selection)
+            found = [records[run.id] for run in runs if run.id in records]
+            values = [record.final.get(selection.metric) for record in found]
+            score = statistics.median([math.inf if v is None else v for v in values] or [math.inf])
+            scores.append((point, found, score))
+            if len(found) == len(runs):
+                lasted = sum(record.final.get("iterations") or 0 for record in found)
+                tried.append((score, -lasted, point))
         best = min(tried, key=lambda entry: entry[:2], default=None)
         return Choice(best[2] if best else None, len(tried) == len(scores), scores)
+
+    def widened(self, selection: Selection, records: Mapping[str, Record]) -> Curve:
+        """The curve with as large a grid as the records ask for.
+
+        Where the best value of a setting is the first or last one that was tried, the next one is
+        tried too, as far away as the one before.
+        """
+        curve, most = self, {path: len(values) + WIDER for path, values in self.grid.items()}
+        while (choice := curve.choose(selection, records)).complete and choice.point:
+            grid = dict(curve.grid)
+            for path in selection.widen:
+                values = sorted(grid.get(path, ()))
+                if len(values) < 2 or len(values) >= most[path]:
+                    continue
+                if choice.point[path] == values[-1]:
+                    grid[path] = (*values, _rounded(values[-1] ** 2 / values[-2]))
+                elif choice.point[path] == values[0]:
+                    grid[path] = (_rounded(values[0] ** 2 / values[1]), *values)
+            if grid == curve.grid:
+                break
+            curve = replace(curve, grid=grid)
+        return curve
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 @dataclass(frozen=True)
@@ -88,7 +124,7 @@ class Choice:
 
     point: dict[str, Any] | None  # the best so far; None if nothing has run
     complete: bool  # whether all points have run
-    scores: list[tuple[dict[str, Any], Record | None, float]]  # of each point; empty without grid
+    scores: list[tuple[dict[str, Any], list[Record], float]]  # of each point; empty without grid
 
 
 @dataclass(frozen=True)
@@ -143,10 +179,21 @@ class Scale:
     def grid_runs(self) -> list[Run]:
         """The runs that choose, each once."""
         return _once(
-            curve.grid_run(point, self.selection)
+            run
             for _, curve in self.curves()
             for point in curve.points()
             if curve.grid
+            for run in curve.grid_runs(point, self.selection)
+        )
+
+    def widened(self, records: Mapping[str, Record]) -> Scale:
+        """The scale with as large grids as the records ask for; see :meth:`Curve.widened`."""
+        return replace(
+            self,
+            panels=tuple(
+                Panel(p.name, tuple(c.widened(self.selection, records) for c in p.curves))
+                for p in self.panels
+            ),
         )
 
     def seed_runs(self, records: Mapping[str, Record], seeds: int) -> list[Run]:
@@ -160,7 +207,7 @@ class Scale:
         )
 
     def count(self, seeds: int | None = None) -> int:
-        """How many runs there are in all, whatever the grids choose."""
+        """How many runs there are in all, if no grid is widened."""
         runs = self.grid_runs()
         for _, curve in self.curves():
             point = curve.points()[0]  # stands for the chosen one
@@ -205,11 +252,28 @@ class PaperNumber:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """One comparison behind a verdict."""
+
+    panel: str
+    labels: tuple[str, ...]
+    mark: str  # "supported", "undecided", "contradicted", or "not tested" if there is none
+    text: str  # the numbers
+    against: float = 1.0  # how likely such numbers are if what is claimed were true
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the records say about a claim."""
 
-    status: str  # "holds", "holds in part", "does not hold" or "not tested"
-    evidence: tuple[str, ...] = ()  # the numbers behind it
+    status: str  # as a comparison's mark
+    evidence: tuple[Comparison, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many comparisons have each mark."""
+        marks = [comparison.mark for comparison in self.evidence]
+        return {mark: marks.count(mark) for mark in dict.fromkeys(marks)}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from whitenorm.lab.studies.effects import Effect
 from whitenorm.lab.studies.results import Summary
 from whitenorm.lab.studies.study import View
 
@@ -26,6 +27,8 @@ _COLUMNS = {
     "jacobian.median": "median singular value",
     "jacobian.log10_deviation": "deviation of log10 of singular values",
     "jacobian.log10_rms": "RMS of log10 of singular values",
+    "whiteness.largest": "largest variance of whitened test activations",
+    "whiteness.mean": "mean variance of whitened test activations",
     "activations.correlation": "mean |correlation|",
     "activations.condition": "condition number",
 }
@@ -36,12 +39,14 @@ def metric_name(column: str) -> str:
     """A column in words, with its unit.
 
     Example:
-        >>> metric_name("test_error"), metric_name("iteration@0.1")
-        ('test error (%)', 'updates to loss 0.1')
+        >>> metric_name("iteration@0.1"), metric_name("test_error@0.1")
+        ('updates to loss 0.1', 'test error (%) at loss 0.1')
     """
     clock, _, loss = column.partition("@")
-    if loss:
+    if loss and clock in ("iteration", "epoch", "seconds"):
         return f"{'updates' if clock == 'iteration' else clock} to loss {loss}"
+    if loss:
+        return f"{metric_name(clock)} at loss {loss}"
     return _COLUMNS.get(column, column.replace("_", " ").replace(".", ": "))
 
 
@@ -70,6 +75,24 @@ def number(value: float, spread: float | None = None) -> str:
         return f"{value:.3g} ± {spread:.1g}"
     digits = max(digits, 0)
     return f"{value:.{digits}f} ± {spread:.{digits}f}"
+
+
+def effect_text(effect: Effect, ratio: bool, lower: bool = False, higher: bool = False) -> str:
+    """An effect with its interval; it may lie lower or higher still where runs ended too soon.
+
+    Example:
+        >>> effect_text(Effect(-0.52, -0.811, -0.2, 0.01, 0.99), ratio=False)
+        'difference -0.52 [-0.81, -0.20]'
+    """
+    values = effect.estimate, effect.low, effect.high
+    digits = 1 - math.floor(math.log10(max(abs(effect.high - effect.low), 1e-9)))
+    digits = min(max(digits, 0), 6)
+    estimate, *ends = (f"{value:.{digits}f}" for value in values)
+    if ratio:
+        estimate, *ends = (f"{value:.3g}" for value in values)
+    at_most = "at most " if higher and not lower else "at least " if lower and not higher else ""
+    name = "ratio" if ratio else "difference"
+    return f"{name} {at_most}{estimate} [{', '.join(ends)}]"
 
 
 def summary(values: Summary, metric: str) -> str:

@@ -29,9 +29,17 @@ def _steps(iteration: int, epoch: float, at: Sequence[float], factor: float) -> 
     return float(factor ** bisect_right(sorted(at), epoch))
 
 
+def _one_cycle(iteration: int, epoch: float, epochs: float, peak: float) -> float:
+    """Up from 1/25 to 1 at the epoch ``peak``, and down to 0 at the end, in straight lines."""
+    if epoch < peak:
+        return 0.04 + 0.96 * epoch / peak
+    return max(epochs - epoch, 0.0) / (epochs - peak)
+
+
 SCHEDULES: dict[str, _Row] = {
     "constant": (lambda iteration, epoch: 1.0, {}),
     "halve": (_halve, {"interval": NEEDED}),  # every `interval` iterations
+    "one-cycle": (_one_cycle, {"epochs": NEEDED, "peak": NEEDED}),
     "steps": (_steps, {"at": NEEDED, "factor": 0.1}),  # times `factor` at the epochs `at`
 }
 
@@ -53,6 +61,8 @@ def learning_rate(
         0.25
         >>> learning_rate({"name": "steps", "at": [2], "factor": 0.2}, 0.5, 20, 10)
         0.1
+        >>> learning_rate({"name": "one-cycle", "epochs": 10, "peak": 2}, 0.5, 60, 10)
+        0.25
     """
     schedule, options = _row(SCHEDULES, "schedule", settings)
     factor: float = schedule(iteration, iteration / iterations_per_epoch, **options)

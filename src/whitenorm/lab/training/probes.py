@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm.diagnostics import (
+    covariance_spectrum,
     fisher_condition_numbers,
     fisher_of_model,
     jacobian_singular_values,
@@ -17,6 +18,7 @@ from whitenorm.diagnostics import (
 from whitenorm.lab.data.datasets import Dataset
 from whitenorm.lab.lookup import look_up
 from whitenorm.lab.randomness import generator
+from whitenorm.modules import DecorrelatedBatchNorm
 
 
 def take(name: str, model: nn.Module, dataset: Any, **options: Any) -> dict[str, float]:
@@ -55,4 +57,38 @@ def _jacobian(model: nn.Module, dataset: Dataset, samples: int = 64) -> dict[str
     }
 
 
-PROBES: dict[str, Callable[..., dict[str, float]]] = {"fisher": _fisher, "jacobian": _jacobian}
+def _whiteness(model: nn.Module, dataset: Dataset) -> dict[str, float]:
+    """How white the test set's activations are after DBN layers in evaluation, before the scale.
+
+    The largest and the mean eigenvalue of their covariance, the geometric mean over layers; both
+    are 1 where running statistics fit the test set.
+    """
+    found: list[Tensor] = []
+
+    def look(layer: DecorrelatedBatchNorm, inputs: Any, output: Tensor) -> None:
+        if layer.weight is not None and layer.bias is not None:
+            output = (output - layer.bias) / layer.weight
+        found.append(covariance_spectrum(output, layer.group_size))
+
+    layers = [m for m in model.modules() if isinstance(m, DecorrelatedBatchNorm)]
+    handles = [layer.register_forward_hook(look) for layer in layers]
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(dataset.test_x.to(next(model.parameters())))
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    if not found:
+        return {}
+    values = [[float(each.max()), float(each.mean())] for each in found]
+    largest, mean = torch.tensor(values).clamp(min=1e-30).log().mean(0).exp().tolist()
+    return {"largest": largest, "mean": mean}
+
+
+PROBES: dict[str, Callable[..., dict[str, float]]] = {
+    "fisher": _fisher,
+    "jacobian": _jacobian,
+    "whiteness": _whiteness,
+}

@@ -2,7 +2,6 @@ r"""One training: deterministic given its seed, and resumable from a checkpoint.
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from whitenorm.lab.data.images import Pictures
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
 from whitenorm.lab.randomness import derive, generator
+from whitenorm.lab.records.environment import clock
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.training import probes
 from whitenorm.lab.training.batches import Batches
@@ -134,6 +134,7 @@ class Trainer:
         self.total = run.iterations or (run.epochs or 0) * self.batches.iterations_per_epoch
         self.iteration = 0
         self.seconds = 0.0
+        self._clock = clock(str(device))[1]
         self.reason: str | None = None
         self.history: dict[str, list[float | None]] = {}
         self.probes: dict[str, dict[str, list[float | None]]] = {}
@@ -166,10 +167,10 @@ class Trainer:
             self._take_probes()
         while self.iteration < self.total and self.reason is None:
             epoch, start = divmod(self.iteration, self.batches.iterations_per_epoch)
-            begun = time.perf_counter()
+            begun = self._clock()
             for x, y in self.batches.epoch(epoch, start):
                 self._iterate(self.arithmetic.prepare(x), y)
-                self.seconds += time.perf_counter() - begun
+                self.seconds += self._clock() - begun
                 if self.reason is None:
                     if self._point_is_due():
                         self._take_point()
@@ -177,7 +178,7 @@ class Trainer:
                 yield
                 if self.iteration == self.total or self.reason is not None:
                     break
-                begun = time.perf_counter()
+                begun = self._clock()
 
     def last_point(self) -> dict[str, float | None]:
         """The last values of the curve, by column; None where there is no number."""
