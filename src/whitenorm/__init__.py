@@ -5,6 +5,7 @@ from whitenorm.distributed import synchronize
 from whitenorm.fitted import FittedWhitening, fit_whitening
 from whitenorm.folding import ChannelAffine, FoldReport, fold, fold_weights
 from whitenorm.functional import decorrelated_batch_norm
+from whitenorm.iternorm import ITERNORM, IterNorm, iternorm_state_dict
 from whitenorm.modules import (
     DecorrelatedBatchNorm,
     DecorrelatedBatchNorm1d,
@@ -20,6 +21,7 @@ from whitenorm.whitening import whitening_matrix
 __version__ = "0.1.0"
 
 __all__ = [
+    "ITERNORM",
     "ChannelAffine",
     "DecorrelatedBatchNorm",
     "DecorrelatedBatchNorm1d",
@@ -27,12 +29,14 @@ __all__ = [
     "DecorrelatedBatchNorm3d",
     "FittedWhitening",
     "FoldReport",
+    "IterNorm",
     "TranslatedReLU",
     "convert_batchnorm",
     "decorrelated_batch_norm",
     "fit_whitening",
     "fold",
     "fold_weights",
+    "iternorm_state_dict",
     "recalibrate",
     "synchronize",
     "whiten",

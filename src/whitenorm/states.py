@@ -58,6 +58,8 @@ def mismatch(layer: DecorrelatedBatchNorm, state: dict[str, Any], prefix: str) -
                 "the state is BatchNorm's; load it into the model with BatchNorm, then call "
                 "whitenorm.convert_batchnorm"
             )
+        if any(key.startswith(prefix) and key.endswith("running_wm") for key in state):
+            return "the state is IterNorm's; load what whitenorm.iternorm_state_dict makes of it"
         other = "covariance" if layer.running == "whitening" else "whitening"
         matrix = state.get(f"{prefix}running_{other}")
         if matrix is not None and matrix.shape == layer._running_matrix.shape:

@@ -10,6 +10,7 @@ from whitenorm.diagnostics import (
     condition_number,
     correlation,
     covariance_spectrum,
+    effective_rank,
     mean_correlation,
 )
 
@@ -69,3 +70,36 @@ def test_condition_number_refuses_a_fraction_outside_the_spectrum(at):
 def test_condition_number_refuses_what_is_no_spectrum():
     with pytest.raises(ValueError, match=r"square matrix .* \(2, 3\)"):
         condition_number(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (4, 6, 3, 5), (5, 9)], ids=["NC", "NCHW", "N < C"])
+def test_effective_rank_is_the_entropy_of_the_singular_values_of_centred_samples(shape):
+    x = torch.randn(shape, dtype=torch.float64).cumsum(1) + 3
+    rows = x.movedim(1, -1).flatten(0, -2)
+    singular = torch.linalg.svdvals(rows - rows.mean(0))
+    singular = singular[singular > 1e-9]
+    p = (singular / singular.sum()).tolist()
+    expected = math.exp(-sum(q * math.log(q) for q in p))
+    assert effective_rank(x) == pytest.approx(expected, rel=1e-6)
+    assert 1 < effective_rank(x) < min(len(rows) - 1, x.shape[1])
+    assert effective_rank(7 * x - 2) == pytest.approx(expected, rel=1e-6)
+
+
+def test_effective_rank_of_white_activations_is_their_number_of_channels():
+    x = torch.randn(200, 8, dtype=torch.float64).cumsum(1)
+    norm = DecorrelatedBatchNorm1d(8, eps=0.0, dtype=torch.float64, group_size=8, shrinkage=0)
+    assert effective_rank(norm(x)) == pytest.approx(8)
+
+
+def test_effective_rank_counts_directions_not_channels():
+    x = torch.randn(300, 2, dtype=torch.float64)
+    x = DecorrelatedBatchNorm1d(2, eps=0.0, dtype=torch.float64, shrinkage=0)(x)
+    assert effective_rank(x[:, [0, 0, 0]]) == pytest.approx(1)
+    assert effective_rank(torch.cat([x, x, torch.ones(300, 3)], 1)) == pytest.approx(2)
+
+
+def test_effective_rank_of_what_does_not_vary_is_zero_and_of_nan_is_nan():
+    x = torch.full((10, 3), 0.1)
+    assert effective_rank(x) == 0
+    x[0, 0] = math.nan
+    assert math.isnan(effective_rank(x))

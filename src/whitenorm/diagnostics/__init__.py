@@ -1,4 +1,4 @@
-r"""What whitening is for, measured: correlation, conditioning, Fisher information, isometry, axes.
+r"""What whitening is for, measured: correlation, conditioning, Fisher matrix, isometry, noise.
 
 The measures take tensors. Those that take a model leave it as it was, buffers, gradients and
 random numbers included, so that they can be taken in the middle of a training;
@@ -10,6 +10,7 @@ from whitenorm.diagnostics.activations import (
     correlation,
     covariance,
     covariance_spectrum,
+    effective_rank,
     mean_correlation,
 )
 from whitenorm.diagnostics.axis_swapping import (
@@ -17,6 +18,7 @@ from whitenorm.diagnostics.axis_swapping import (
     axis_swapping,
     whitening_axis_swapping,
 )
+from whitenorm.diagnostics.disturbance import normalization_disturbance
 from whitenorm.diagnostics.fisher import (
     FisherConditioning,
     fisher_condition_numbers,
@@ -36,11 +38,13 @@ __all__ = [
     "correlation",
     "covariance",
     "covariance_spectrum",
+    "effective_rank",
     "fisher_condition_numbers",
     "fisher_last_layer",
     "fisher_of_model",
     "jacobian_singular_values",
     "mean_correlation",
+    "normalization_disturbance",
     "undisturbed",
     "whitening_axis_swapping",
 ]

@@ -14,6 +14,7 @@ __all__ = [
     "correlation",
     "covariance",
     "covariance_spectrum",
+    "effective_rank",
     "eigenvalues",
     "mean_correlation",
 ]
@@ -33,6 +34,30 @@ def covariance_spectrum(activations: Tensor, group_size: int | None = None) -> T
     size = len(S) if group_size is None else group_size
     parts = [S[i : i + size, i : i + size] for i in range(0, len(S), size)]
     return torch.cat([eigenvalues(part) for part in parts])
+
+
+def effective_rank(activations: Tensor) -> float:
+    r"""Effective rank of activations (N, C, ...): how many directions they vary in, from 1 to C.
+
+    *The effective rank: a measure of effective dimensionality*, Roy and Vetterli, 2007, of the
+    centred samples: :math:`\exp(-\sum_i p_i \log p_i)`, where :math:`p_i = s_i / \sum_j s_j` and
+    :math:`s_i` are the singular values, the roots of the covariance's eigenvalues. It is C for
+    white activations, 1 for channels that are multiples of one, 0 if nothing varies, and NaN
+    where something isn't finite.
+
+    Example:
+        >>> x = torch.randn(100, 1)
+        >>> effective_rank(torch.cat([x, -x, 2 * x], 1))
+        1.0
+    """
+    values = covariance_spectrum(activations)
+    if not values.isfinite().all():
+        return math.nan
+    rounding = len(values) * torch.finfo(values.dtype).eps * values[0]
+    singular = values[values > rounding].sqrt()
+    return (
+        float(torch.special.entr(singular / singular.sum()).sum().exp()) if len(singular) else 0.0
+    )
 
 
 def correlation(activations: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from whitenorm.diagnostics.activations import (
     condition_number,
     covariance_spectrum,
+    effective_rank,
     mean_correlation,
 )
 
@@ -27,6 +28,7 @@ MEASURES: Mapping[str, Callable[[Tensor], float]] = {
     "condition_number_90": lambda activations: condition_number(
         covariance_spectrum(activations), 0.9
     ),
+    "effective_rank": effective_rank,
 }
 
 

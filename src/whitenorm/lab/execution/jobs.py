@@ -21,11 +21,13 @@ from whitenorm.lab.records.record import Record
 from whitenorm.lab.records.run import Run
 from whitenorm.lab.training.axis_swapping import illustrate, measure_swapping
 from whitenorm.lab.training.checkpoints import Checkpoint
+from whitenorm.lab.training.disturbance import measure_disturbance
 from whitenorm.lab.training.trainer import Outcome, train
 
 TASKS: dict[str, Callable[..., Outcome]] = {
     "train": train,
     "axis-swapping": measure_swapping,
+    "disturbance": measure_disturbance,
     "illustration": illustrate,
 }
 

@@ -3,6 +3,7 @@ r"""Stochastic axis swapping (figure 2): the illustration, and its measure in a 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from whitenorm import whitening_matrix
 from whitenorm.diagnostics import axis_swapping, covariance, whitening_axis_swapping
@@ -47,15 +48,7 @@ def measure_swapping(run: Run, dataset: Dataset, **_: Any) -> Outcome:
     ``run.batch_size``; swapping and drift are averaged over the pairs.
     """
     norm = _norm(run, run.model["hidden"][0])
-    model = build_model(
-        **run.model,
-        method=make_method("plain"),
-        num_classes=dataset.num_classes,
-        input_shape=dataset.input_shape,
-        generator=generator(run.seed, "initialisation"),
-    )
-    with torch.no_grad():
-        activations = model.get_submodule("hidden.0.linear")(dataset.train_x.flatten(1))
+    activations = first_activations(run, dataset)
     random = generator(run.seed, "batches")
     largest = run.batch_size or len(activations)
     history: dict[str, list[float | None]] = {"batch_size": [], "swapped": [], "drift": []}
@@ -75,6 +68,20 @@ def measure_swapping(run: Run, dataset: Dataset, **_: Any) -> Outcome:
         size *= 2
     final = {name: history[name][-1] for name in ("swapped", "drift")}
     return Outcome("finished", final, history)
+
+
+@torch.no_grad()
+def first_activations(run: Run, dataset: Dataset) -> Tensor:
+    """What a perceptron's first norm layer is given, for all training examples at the start."""
+    model = build_model(
+        **run.model,
+        method=make_method("plain"),
+        num_classes=dataset.num_classes,
+        input_shape=dataset.input_shape,
+        generator=generator(run.seed, "initialisation"),
+    )
+    activations: Tensor = model.get_submodule("hidden.0.linear")(dataset.train_x.flatten(1))
+    return activations
 
 
 def _norm(run: Run, features: int) -> Any:
