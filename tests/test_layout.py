@@ -6,10 +6,12 @@ from cases import correlated
 
 from whitenorm.layout import (
     Span,
+    diagonal_matrices,
     grouped,
     is_channels_last,
     joined_matrices,
     new_output,
+    of_groups,
     spans_of,
     ungrouped,
 )
@@ -70,3 +72,14 @@ def test_joined_matrices_end_in_an_identity():
     assert torch.equal(joined[:2], whole)
     assert torch.equal(joined[2, :2, :2], rest[0])
     assert joined[2, 2].tolist() == joined[2, :, 2].tolist() == [0, 0, 1]
+    assert not joined_matrices([whole, rest], 0.0)[2, 2].any()
+    for span, part in zip(spans_of(8, 3), (whole, rest), strict=True):
+        assert torch.equal(of_groups(joined, span), part)
+
+
+def test_diagonal_matrices_hold_a_value_for_each_channel_and_end_in_ones():
+    values = correlated((1, 8))[0]
+    matrices = diagonal_matrices(values, 3)
+    assert matrices.shape == (3, 3, 3)
+    assert torch.equal(torch.block_diag(*matrices)[:8, :8], torch.diag(values))
+    assert matrices[2, 2].tolist() == [0, 0, 1]

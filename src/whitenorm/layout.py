@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "Span",
+    "diagonal_matrices",
     "grouped",
     "grouped_spans",
     "is_channels_last",
@@ -21,6 +22,7 @@ __all__ = [
     "joined_matrices",
     "new_output",
     "of_channels",
+    "of_groups",
     "spans_of",
     "ungrouped",
 ]
@@ -41,7 +43,8 @@ def spans_of(channels: int, group_size: int) -> tuple[Span, ...]:
         >>> spans_of(42, 16)[1]
         Span(channels=slice(32, 42, None), groups=slice(2, 3, None), size=10)
     """
-    size = min(group_size, channels)
+    # Not min(), of which a graph for batches of any size would make an expression.
+    size = group_size if group_size < channels else channels
     count, rest = channels // size, channels % size
     whole = Span(slice(0, channels - rest), slice(0, count), size)
     if rest == 0:
@@ -103,16 +106,34 @@ def of_channels(t: Tensor, channels: slice) -> Tensor:
     return t if channels.stop - channels.start == t.shape[0] else t[channels]
 
 
+def of_groups(matrices: Tensor, span: Span) -> Tensor:
+    """The matrices of a span's groups, without what stands beside those of a remainder."""
+    part = of_channels(matrices, span.groups)
+    return part if part.shape[-1] == span.size else part[:, : span.size, : span.size]
+
+
 def joined_channels(parts: list[Tensor]) -> Tensor:
     """The (N, C, ...) outputs of all spans in one tensor."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def joined_matrices(parts: list[Tensor]) -> Tensor:
-    """The [G, k, k] matrices of all spans in one tensor; smaller ones end in an identity."""
+def joined_matrices(parts: list[Tensor], beside: float = 1.0) -> Tensor:
+    """The [G, k, k] matrices of all spans in one tensor; smaller ones end in beside * I."""
     if len(parts) == 1:
         return parts[0]
     whole, rest = parts
     missing = whole.shape[-1] - rest.shape[-1]
-    identity = torch.eye(missing, dtype=rest.dtype, device=rest.device)
-    return torch.cat([whole, torch.block_diag(rest[0], identity).unsqueeze(0)])
+    corner = beside * torch.eye(missing, dtype=rest.dtype, device=rest.device)
+    return torch.cat([whole, torch.block_diag(rest[0], corner).unsqueeze(0)])
+
+
+def diagonal_matrices(diagonal: Tensor, size: int) -> Tensor:
+    """(C,) values as the diagonals of [G, k, k] matrices; 1 where the last group has no channel.
+
+    Example:
+        >>> diagonal_matrices(torch.tensor([2.0, 3, 4]), 2)[1]
+        tensor([[4., 0.],
+                [0., 1.]])
+    """
+    missing = -len(diagonal) % size
+    return torch.diag_embed(torch.cat([diagonal, diagonal.new_ones(missing)]).view(-1, size))
