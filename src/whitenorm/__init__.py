@@ -12,6 +12,7 @@ from whitenorm.modules import (
     TranslatedReLU,
 )
 from whitenorm.recalibration import recalibrate
+from whitenorm.samplewise import GroupWhitening, InstanceWhitening2d
 from whitenorm.whitening import whitening_matrix
 
 __version__ = "0.1.0"
@@ -23,6 +24,8 @@ __all__ = [
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNorm3d",
     "FoldReport",
+    "GroupWhitening",
+    "InstanceWhitening2d",
     "TranslatedReLU",
     "convert_batchnorm",
     "decorrelated_batch_norm",

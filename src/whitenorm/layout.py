@@ -36,6 +36,9 @@ class Span(NamedTuple):
     size: int
 
 
+ALL = slice(None)  # without a number, so that a graph holds for any
+
+
 def spans_of(channels: int, group_size: int) -> tuple[Span, ...]:
     """The span of whole groups, and that of the remainder if there is one.
 
@@ -43,12 +46,12 @@ def spans_of(channels: int, group_size: int) -> tuple[Span, ...]:
         >>> spans_of(42, 16)[1]
         Span(channels=slice(32, 42, None), groups=slice(2, 3, None), size=10)
     """
-    # Not min(), of which a graph for batches of any size would make an expression.
+    # Not min(), of which a graph that holds for any number would make an expression.
     size = group_size if group_size < channels else channels
     count, rest = channels // size, channels % size
-    whole = Span(slice(0, channels - rest), slice(0, count), size)
     if rest == 0:
-        return (whole,)
+        return (Span(ALL, ALL, size),)
+    whole = Span(slice(0, channels - rest), slice(0, count), size)
     return whole, Span(slice(channels - rest, channels), slice(count, count + 1), rest)
 
 
@@ -103,7 +106,7 @@ def new_output(like: Tensor, rows: bool) -> Tensor:
 
 def of_channels(t: Tensor, channels: slice) -> Tensor:
     """t[channels], without a call if these are all."""
-    return t if channels.stop - channels.start == t.shape[0] else t[channels]
+    return t if channels == ALL else t[channels]
 
 
 def of_groups(matrices: Tensor, span: Span) -> Tensor:
