@@ -45,7 +45,8 @@ def scale_and_shift(
 def reset_scale_and_shift(weight: Tensor | None, bias: Tensor | None) -> None:
     """Scale 1 or matrix I, shift 0."""
     if weight is not None and weight.dim() == 3:
-        weight.copy_(torch.eye(weight.shape[-1], dtype=weight.dtype, device=weight.device))
+        weight.zero_()  # in place, since it may be sharded
+        weight.diagonal(dim1=-2, dim2=-1).fill_(1.0)
     elif weight is not None:
         weight.fill_(1.0)
     if bias is not None:
