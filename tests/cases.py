@@ -32,6 +32,12 @@ def correlated(shape, seed=0, dtype=torch.float64):
     return x.contiguous().to(dtype)
 
 
+def colouring(channels, size, seed=0):
+    """A matrix for each group, as a weight, no two elements of which are alike."""
+    size = min(size, channels)
+    return correlated((-(-channels // size), size, size), seed)
+
+
 def tied(samples=8, channels=4):
     """Data with an exactly isotropic covariance: every eigenvalue is the same."""
     signs = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)

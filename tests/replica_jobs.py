@@ -4,7 +4,7 @@ import copy
 
 import torch
 import torch.distributed as dist
-from cases import correlated
+from cases import colouring, correlated
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -29,13 +29,14 @@ def batches(sizes):
     return x.split(sizes), dy.split(sizes)
 
 
-def make_layer(whitening="zca", running="whitening", shrinkage=0.0):
+def make_layer(whitening="zca", running="whitening", shrinkage=0.0, affine=True):
     options = {"whitening": whitening, "running": running, "shrinkage": shrinkage}
-    layer = DecorrelatedBatchNorm2d(CHANNELS, group_size=4, **options)
+    layer = DecorrelatedBatchNorm2d(CHANNELS, affine=affine, group_size=4, **options)
     layer.double()
+    scale, bias = correlated((2, CHANNELS))
     with torch.no_grad():
-        layer.weight.copy_(correlated((2, CHANNELS))[0])
-        layer.bias.copy_(correlated((2, CHANNELS))[1])
+        layer.weight.copy_(colouring(CHANNELS, 4) if affine == "matrix" else scale)
+        layer.bias.copy_(bias)
     return layer
 
 
@@ -52,10 +53,10 @@ def forward_backward(layer, x, dy):
     }
 
 
-def one_layer(rank, sizes, whitening, running, shrinkage):
+def one_layer(rank, sizes, *options):
     """Two steps of a synchronized layer, with the collectives counted."""
     xs, dys = batches(sizes)
-    layer = synchronize(make_layer(whitening, running, shrinkage))
+    layer = synchronize(make_layer(*options))
     layer(xs[rank])
     counts = {"all_gather": 0, "all_reduce": 0}
     originals = {name: getattr(dist, name) for name in counts}
@@ -79,7 +80,7 @@ def make_network():
         DecorrelatedBatchNorm2d(8, group_size=4),
         nn.ReLU(inplace=True),
         nn.Conv2d(8, 8, 3, bias=False),
-        DecorrelatedBatchNorm2d(8, group_size=3),
+        DecorrelatedBatchNorm2d(8, affine="matrix", group_size=3),
         nn.Flatten(),
         nn.Linear(8, 4),
     ).double()
@@ -165,7 +166,7 @@ def fsdp(rank):
         DecorrelatedBatchNorm2d(8, group_size=4, running="covariance"),
         nn.ReLU(inplace=True),
         nn.Conv2d(8, 6, 3, bias=False),
-        DecorrelatedBatchNorm2d(6, group_size=4, running="covariance"),
+        DecorrelatedBatchNorm2d(6, affine="matrix", group_size=4, running="covariance"),
         nn.Flatten(),
         nn.Linear(6, 4),
     ).double()

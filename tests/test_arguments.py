@@ -48,6 +48,8 @@ def test_a_wrong_shape_of_parameters_or_statistics_is_named():
     x = correlated((9, 5))
     with pytest.raises(ValueError, match=r"weight must have shape \(5,\).*got \(4,\)"):
         train(x, torch.ones(4))
+    with pytest.raises(ValueError, match=r"weight must .* \(5,\) or \(2, 4, 4\) .* got \(1, 5, 5"):
+        train(x, torch.ones(1, 5, 5), group_size=4)
     with pytest.raises(ValueError, match=r"running_matrix must have shape \(2, 4, 4\).*got \(5, "):
         decorrelated_batch_norm(x, torch.zeros(5), torch.zeros(5, 5), group_size=4)
 

@@ -108,6 +108,8 @@ LAYERS = {
         {"running": "whitening", "whitening": "pca", "group_size": 4},
         {"running": "whitening", "whitening": "newton", "iterations": 7},
         {"shrinkage": "auto", "group_size": 4},
+        {"affine": "matrix", "group_size": 4},
+        {"affine": "matrix", "running": "whitening"},
     ],
     ids=str,
 )
@@ -152,6 +154,36 @@ def test_syncbatchnorm_stays_synchronised_over_its_process_group():
     convert_batchnorm(model)
     assert model[0].synchronized.process_group is group
     assert model[1].synchronized is None
+
+
+def test_a_scale_becomes_the_diagonal_of_matrices_that_are_trained_on():
+    norm = randomized(nn.BatchNorm1d(10)).double()
+    scaled = convert_batchnorm(copy.deepcopy(norm), group_size=4)
+    coloured = convert_batchnorm(norm, group_size=4, affine="matrix")
+    assert coloured.bias is norm.bias
+    x = correlated((64, 10))
+    for layer in (scaled, coloured):
+        layer(x).pow(3).sum().backward()
+    torch.testing.assert_close(coloured(x), scaled(x))
+    blocks = torch.block_diag(*coloured.weight.grad)[:10, :10]
+    torch.testing.assert_close(blocks.diagonal(), scaled.weight.grad)
+    assert blocks.count_nonzero() == 4 * 4 + 4 * 4 + 2 * 2
+    norm.weight.requires_grad_(False)
+    assert not convert_batchnorm(norm, affine="matrix").weight.requires_grad
+
+
+def test_a_matrix_that_is_asked_for_starts_as_the_identity_where_there_was_no_scale():
+    norm = nn.BatchNorm1d(4, affine=False).eval()
+    x = torch.randn(6, 4)
+    layer = convert_batchnorm(norm, affine="matrix")
+    assert torch.equal(layer.weight, torch.eye(4).unsqueeze(0))
+    assert torch.allclose(layer(x), norm(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("affine", [True, False, "diagonal"])
+def test_no_other_scale_can_be_asked_for(affine):
+    with pytest.raises(ValueError, match="affine must be 'matrix', or be left out"):
+        convert_batchnorm(network(), affine=affine)
 
 
 def test_a_layer_without_scale_and_shift_or_without_shift_is_converted():
@@ -367,7 +399,7 @@ def test_a_choice_of_another_type_is_an_error():
         convert_batchnorm(network(), where=[1])
 
 
-@pytest.mark.parametrize("option", ["eps", "affine", "groups"])
+@pytest.mark.parametrize("option", ["eps", "momentum", "groups"])
 def test_an_option_that_conversion_does_not_have_is_an_error(option):
     with pytest.raises(
         TypeError, match=f"no option '{option}'; it takes where, adapt, group_size"

@@ -18,21 +18,22 @@ def assert_equal(value, expected):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "whitening", "running", "shrinkage"),
+    ("sizes", "whitening", "running", "shrinkage", "affine"),
     [
-        ([5, 11], "zca", "whitening", 0.0),
-        ([5, 11, 0], "zca", "covariance", "auto"),
-        ([0, 16], "cholesky", "whitening", 0.3),
-        ([5, 11], "newton", "whitening", 0.0),
-        ([5, 11], "pca", "whitening", 0.0),
+        ([5, 11], "zca", "whitening", 0.0, True),
+        ([5, 11, 0], "zca", "covariance", "auto", "matrix"),
+        ([0, 16], "cholesky", "whitening", 0.3, True),
+        ([5, 11], "newton", "whitening", 0.0, "matrix"),
+        ([5, 11], "pca", "whitening", 0.0, True),
     ],
 )
 def test_replicas_compute_what_one_process_does_on_the_joint_batch(
-    sizes, whitening, running, shrinkage
+    sizes, whitening, running, shrinkage, affine
 ):
-    results = run_replicas(jobs.one_layer, len(sizes), sizes, whitening, running, shrinkage)
+    options = whitening, running, shrinkage, affine
+    results = run_replicas(jobs.one_layer, len(sizes), sizes, *options)
     xs, dys = jobs.batches(sizes)
-    layer = jobs.make_layer(whitening, running, shrinkage)
+    layer = jobs.make_layer(*options)
     layer(torch.cat(xs))
     expected = jobs.forward_backward(layer, torch.cat(xs), torch.cat(dys))
     for name in ("output", "input gradient"):

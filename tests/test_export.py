@@ -78,13 +78,33 @@ def pre_activation(running):
     ), (20, 8, 8)
 
 
-MODELS = {"mlp": mlp, "resnet": resnet, "vgg": vgg, "pre-activation": pre_activation}
-FOLDED = {"mlp": 2, "resnet": 8, "vgg": 8, "pre-activation": 0}
+def coloured(running):
+    """Matrices for scales: after a convolution, with a remainder, and where nothing is before."""
+    model = nn.Sequential(
+        DecorrelatedBatchNorm2d(6, group_size=4, affine="matrix", running=running),
+        nn.Conv2d(6, 20, 3),
+        DecorrelatedBatchNorm2d(20, group_size=8, affine="matrix", running=running),
+    )
+    for norm in (model[0], model[2]):
+        nn.init.normal_(norm.weight)
+    return model, (6, 8, 8)
+
+
+MODELS = {
+    "mlp": mlp,
+    "resnet": resnet,
+    "vgg": vgg,
+    "pre-activation": pre_activation,
+    "coloured": coloured,
+}
+FOLDED = {"mlp": 2, "resnet": 8, "vgg": 8, "pre-activation": 0, "coloured": 1}
+AFFINE = {"pre-activation": 2, "coloured": 1}
 
 CASES = [(name, running, False) for name in MODELS for running in ("whitening", "covariance")]
 CASES += [(name, "whitening", True) for name in MODELS]
 COMPILED = [("mlp", "whitening", False), ("mlp", "covariance", False), ("vgg", "whitening", False)]
 COMPILED += [("resnet", "covariance", False), ("pre-activation", "whitening", True)]
+COMPILED += [("coloured", "covariance", False)]
 
 
 @pytest.fixture(params=CASES, ids=lambda c: f"{c[0]}-{c[1]}{'-folded' if c[2] else ''}")
@@ -102,7 +122,7 @@ def case(request):
         assert len(model.fold_report.folded) == FOLDED[name]
         assert not any(isinstance(m, DecorrelatedBatchNorm) for m in model.modules())
         affine = sum(isinstance(m, ChannelAffine) for m in model.modules())
-        assert affine == (2 if name == "pre-activation" else 0)
+        assert affine == AFFINE.get(name, 0)
     return model, torch.randn(4, *shape), torch.randn(7, *shape)
 
 

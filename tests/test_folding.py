@@ -124,11 +124,14 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("affine", [True, "matrix"], ids=["scale", "matrix"])
 @pytest.mark.parametrize("running", ["whitening", "covariance"])
 @pytest.mark.parametrize("group_size", [1, 2, 4])
 @pytest.mark.parametrize(("layer", "norm", "shape"), LAYERS.values(), ids=LAYERS)
-def test_every_kind_of_layer_takes_the_norm_after_it(layer, norm, shape, group_size, running):
-    norm = norm(12, group_size=group_size, running=running)
+def test_every_kind_of_layer_takes_the_norm_after_it(
+    layer, norm, shape, group_size, running, affine
+):
+    norm = norm(12, group_size=group_size, running=running, affine=affine)
     model = trained(nn.Sequential(copy.deepcopy(layer), norm, nn.ReLU()))
     folded = check(model, torch.randn(shape, dtype=torch.float64), folded=1)
     assert type(folded[0]) is type(layer)
@@ -136,11 +139,12 @@ def test_every_kind_of_layer_takes_the_norm_after_it(layer, norm, shape, group_s
     assert folded.fold_report == FoldReport({"1": "0"}, {})
 
 
+@pytest.mark.parametrize("affine", [True, "matrix"], ids=["scale", "matrix"])
 @pytest.mark.parametrize(("layer", "norm", "shape"), LAYERS.values(), ids=LAYERS)
-def test_the_remainder_of_the_channels_is_folded_too(layer, norm, shape):
+def test_the_remainder_of_the_channels_is_folded_too(layer, norm, shape, affine):
     if getattr(layer, "groups", 1) > 1:
         return
-    model = trained(nn.Sequential(copy.deepcopy(layer), norm(12, group_size=5)))
+    model = trained(nn.Sequential(copy.deepcopy(layer), norm(12, group_size=5, affine=affine)))
     check(model, torch.randn(shape, dtype=torch.float64), folded=1)
 
 
@@ -162,19 +166,25 @@ def test_weights_that_do_not_fit_the_statistics_are_an_error():
         fold_weights(torch.randn(12, 2), None, torch.zeros(12), torch.ones(2, 4, 4))
     with pytest.raises(ValueError, match=r"mean must have shape \(12,\), got \(3,\)"):
         fold_weights(torch.randn(12, 2), None, torch.zeros(3), torch.ones(3, 4, 4))
+    statistics = torch.zeros(12), torch.ones(3, 4, 4)
+    with pytest.raises(ValueError, match=r"gamma must have shape \(12,\) or \(3, 4, 4\), got"):
+        fold_weights(torch.randn(12, 2), None, *statistics, torch.ones(2, 6, 6))
 
 
 def test_what_the_last_group_does_not_use_has_no_effect():
     weight, mean = torch.randn(5, 2), torch.randn(5)
     matrix = torch.randn(2, 4, 4)
-    other = matrix.clone()
-    other[1, 1:] = other[1, :, 1:] = 99
-    for a, b in zip(
-        fold_weights(weight, None, mean, matrix),
-        fold_weights(weight, None, mean, other),
-        strict=True,
-    ):
-        assert torch.equal(a, b)
+    other, gamma = matrix.clone(), torch.randn(2, 4, 4)
+    other_gamma = gamma.clone()
+    for t in (other, other_gamma):
+        t[1, 1:] = t[1, :, 1:] = 99
+    for first, second in ((None, None), (gamma, other_gamma)):
+        for a, b in zip(
+            fold_weights(weight, None, mean, matrix, first),
+            fold_weights(weight, None, mean, other, second),
+            strict=True,
+        ):
+            assert torch.equal(a, b)
 
 
 def test_folding_is_done_in_float64_and_returned_in_the_dtype_of_the_weight():
@@ -309,6 +319,14 @@ def hook_between():
     return nn.Sequential(block, DecorrelatedBatchNorm2d(8))
 
 
+def coloured_depthwise():
+    """Whitening that mixes nothing, as of a fresh layer, and a matrix that does."""
+    model = depthwise()
+    model.norm = DecorrelatedBatchNorm2d(8, group_size=4, affine="matrix")
+    nn.init.normal_(model.norm.weight)
+    return model
+
+
 def depthwise():
     return Model(nn.Conv2d(4, 8, 3, padding=1, groups=4))
 
@@ -344,6 +362,11 @@ CASES = {
         "no running statistics",
     ),
     "groups mixed": (depthwise, "'conv', is a convolution in 4 groups, and whitening 4 channels"),
+    "groups mixed by a matrix": (coloured_depthwise, "'conv', is a convolution in 4 groups"),
+    "a matrix and something between": (
+        lambda: nn.Sequential(nn.ReLU(), DecorrelatedBatchNorm2d(4, 1e-5, 0.1, "matrix")),
+        "not the output of a Linear or a convolution",
+    ),
 }
 
 

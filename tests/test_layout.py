@@ -6,10 +6,12 @@ from cases import correlated
 
 from whitenorm.layout import (
     Span,
+    diagonal_matrices,
     grouped,
     is_channels_last,
     joined_matrices,
     new_output,
+    of_groups,
     spans_of,
     ungrouped,
 )
@@ -28,7 +30,8 @@ EACH_FORMAT = pytest.mark.parametrize("x", FORMATS.values(), ids=FORMATS)
 def test_spans_cover_every_channel_and_group_once(channels, group_size):
     spans = spans_of(channels, group_size)
     assert [c for s in spans for c in range(channels)[s.channels]] == list(range(channels))
-    sizes = [s.size for s in spans for _ in range(s.groups.start, s.groups.stop)]
+    count = -(-channels // spans[0].size)
+    sizes = [s.size for s in spans for _ in range(count)[s.groups]]
     assert sum(sizes) == channels
     assert all(size == min(group_size, channels) for size in sizes[:-1])
 
@@ -70,3 +73,14 @@ def test_joined_matrices_end_in_an_identity():
     assert torch.equal(joined[:2], whole)
     assert torch.equal(joined[2, :2, :2], rest[0])
     assert joined[2, 2].tolist() == joined[2, :, 2].tolist() == [0, 0, 1]
+    assert not joined_matrices([whole, rest], 0.0)[2, 2].any()
+    for span, part in zip(spans_of(8, 3), (whole, rest), strict=True):
+        assert torch.equal(of_groups(joined, span), part)
+
+
+def test_diagonal_matrices_hold_a_value_for_each_channel_and_end_in_ones():
+    values = correlated((1, 8))[0]
+    matrices = diagonal_matrices(values, 3)
+    assert matrices.shape == (3, 3, 3)
+    assert torch.equal(torch.block_diag(*matrices)[:8, :8], torch.diag(values))
+    assert matrices[2, 2].tolist() == [0, 0, 1]

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import reference
 import torch
-from cases import SHAPES, WHITENINGS, correlated, covariance
+from cases import SHAPES, WHITENINGS, colouring, correlated, covariance
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -302,7 +302,7 @@ def test_inference_uses_buffers_that_were_written_past_autograd(way):
 
 
 @RUNNING
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("affine", [True, False, "matrix"])
 def test_a_batch_in_training_may_come_between_inference_and_its_backward(running, affine):
     layer = DecorrelatedBatchNorm1d(6, affine=affine, running=running).double()
     x = correlated((32, 6))
@@ -384,13 +384,16 @@ def test_buffers_are_updated_in_place_and_carry_no_graph(running):
 
 @RUNNING
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy", "pickle", "save", "to"])
-def test_state_survives(way, running):
-    layer = DecorrelatedBatchNorm2d(10, group_size=4, running=running)
+@pytest.mark.parametrize("affine", [True, "matrix"])
+def test_state_survives(way, running, affine):
+    options = {"affine": affine, "group_size": 4, "running": running}
+    layer = DecorrelatedBatchNorm2d(10, **options)
+    nn.init.normal_(layer.weight)
     for step in range(2):
         layer(correlated((8, 10, 3, 3), step, dtype=torch.float32))
     layer.eval()
     if way == "state_dict":
-        other = DecorrelatedBatchNorm2d(10, group_size=4, running=running).eval()
+        other = DecorrelatedBatchNorm2d(10, **options).eval()
         other.load_state_dict(layer.state_dict())
     elif way == "deepcopy":
         other = copy.deepcopy(layer)
@@ -408,12 +411,14 @@ def test_state_survives(way, running):
 
 
 @RUNNING
-def test_construction_on_meta_then_materialized(running):
-    layer = DecorrelatedBatchNorm2d(10, device="meta", group_size=4, running=running)
+@pytest.mark.parametrize("affine", [True, "matrix"])
+def test_construction_on_meta_then_materialized(running, affine):
+    options = {"affine": affine, "group_size": 4, "running": running}
+    layer = DecorrelatedBatchNorm2d(10, device="meta", **options)
     assert {t.device.type for t in (*layer.parameters(), *layer.buffers())} == {"meta"}
     assert layer(torch.empty(4, 10, 3, 3, device="meta")).shape == (4, 10, 3, 3)
     layer.to_empty(device="cpu").reset_parameters()
-    fresh = DecorrelatedBatchNorm2d(10, group_size=4, running=running)
+    fresh = DecorrelatedBatchNorm2d(10, **options)
     x = correlated((8, 10, 3, 3), dtype=torch.float32)
     assert torch.equal(layer(x), fresh(x))
 
@@ -436,11 +441,19 @@ COMPILES = pytest.mark.filterwarnings(
 
 
 @COMPILES
-@pytest.mark.parametrize("channels", [8, 10])
-@pytest.mark.parametrize("whitening", WHITENINGS)
-def test_compiled_training_is_eager_training(channels, whitening):
+@pytest.mark.parametrize(
+    ("channels", "whitening", "affine"),
+    [
+        *[(channels, whitening, True) for channels in (8, 10) for whitening in WHITENINGS],
+        (8, "newton", "matrix"),
+        (10, "zca", "matrix"),
+    ],
+)
+def test_compiled_training_is_eager_training(channels, whitening, affine):
     torch.compiler.reset()
-    eager = DecorrelatedBatchNorm2d(channels, group_size=4, whitening=whitening).double()
+    options = {"affine": affine, "group_size": 4, "whitening": whitening}
+    eager = DecorrelatedBatchNorm2d(channels, **options).double()
+    nn.init.normal_(eager.weight)
     other = copy.deepcopy(eager)
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
     for step in range(2):
@@ -581,8 +594,10 @@ def test_compiled_code_of_inductor_gives_eagers_results(running):
 
 @RUNNING
 @pytest.mark.parametrize("channels", [8, 10])
-def test_inference_exports_without_a_decomposition(running, channels):
-    layer = DecorrelatedBatchNorm2d(channels, group_size=4, running=running)
+@pytest.mark.parametrize("affine", [True, "matrix"])
+def test_inference_exports_without_a_decomposition(running, channels, affine):
+    layer = DecorrelatedBatchNorm2d(channels, affine=affine, group_size=4, running=running)
+    nn.init.normal_(layer.weight)
     x = correlated((4, channels, 3, 3), dtype=torch.float32)
     layer(x)
     batch = torch.export.Dim("batch")
@@ -630,6 +645,10 @@ def test_a_wrong_input_is_named(layer, shape, words):
         {"iterations": 0},
         {"num_features": 0},
         {"num_features": 2.5},
+        {"affine": "matrices"},
+        {"affine": "True"},
+        {"affine": 1},
+        {"affine": None},
     ],
     ids=str,
 )
@@ -662,10 +681,65 @@ def test_repr_names_every_option():
     )
 
 
+def test_repr_names_a_matrix():
+    assert ", affine='matrix', " in repr(DecorrelatedBatchNorm2d(8, affine="matrix"))
+
+
 def test_groups_are_counted_with_the_remainder():
     assert DecorrelatedBatchNorm2d(42).num_groups == 3
     assert DecorrelatedBatchNorm2d(42).running_covariance.shape == (3, 16, 16)
     assert DecorrelatedBatchNorm2d(10, group_size=64).running_covariance.shape == (1, 10, 10)
+
+
+# --- a matrix instead of a scale ----------------------------------------------------------------
+
+
+@LAYERS
+def test_a_matrix_starts_as_the_identity_and_what_is_not_used_of_it_stays(cls, shape):
+    options = {"group_size": 5, "dtype": torch.float64}
+    layer, plain = cls(shape[1], affine="matrix", **options), cls(shape[1], **options)
+    assert torch.equal(layer.weight, torch.eye(5).double().expand(3, 5, 5))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for step in range(3):
+        x = correlated(shape, step)
+        if step == 0:
+            torch.testing.assert_close(layer(x), plain(x))
+        layer(x).tanh().sum().backward()
+        optimizer.step()
+    identity = torch.eye(5).double()
+    assert torch.equal(layer.weight[2, 2:], identity[2:])
+    assert torch.equal(layer.weight[2, :, 2:], identity[:, 2:])
+    assert (layer.weight[2, :2, :2] - identity[:2, :2]).abs().min() > 1e-4
+    assert (layer.weight[:2] - identity).abs().min() > 1e-6
+    layer.reset_parameters()
+    assert torch.equal(layer.weight, identity.expand(3, 5, 5))
+
+
+@RUNNING
+def test_a_matrix_multiplies_what_inference_whitens(running):
+    options = {"group_size": 4, "running": running, "dtype": torch.float64}
+    layer = DecorrelatedBatchNorm1d(6, affine="matrix", **options)
+    plain = DecorrelatedBatchNorm1d(6, affine=False, **options)
+    with torch.no_grad():
+        layer.weight.copy_(colouring(6, 4))
+        layer.bias.fill_(2.0)
+    x = correlated((50, 6))
+    for each in (layer, plain):
+        each(x)
+        each.eval()
+    G = torch.block_diag(*layer.weight.detach())[:6, :6]
+    torch.testing.assert_close(layer(x), plain(x) @ G.T + 2)
+
+
+def test_an_orthogonal_matrix_rotates_what_is_white():
+    """As of Concept Whitening."""
+    layer = DecorrelatedBatchNorm1d(8, affine="matrix", group_size=4, shrinkage=0.0).double()
+    layer.weight.data = colouring(8, 4)
+    nn.utils.parametrizations.orthogonal(layer)
+    y = layer(correlated((200, 8)))
+    assert (layer.weight - torch.eye(4)).abs().max() > 0.1
+    for group in y.split(4, 1):
+        torch.testing.assert_close(covariance(group), torch.eye(4).double(), atol=1e-3, rtol=0)
 
 
 # --- TReLU --------------------------------------------------------------------------------------

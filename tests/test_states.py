@@ -35,6 +35,22 @@ def test_a_running_whitening_becomes_its_covariance(whitening):
     torch.testing.assert_close(new.eval()(x), old.eval()(x), rtol=1e-3, atol=1e-3)
 
 
+def test_a_scale_becomes_the_diagonal_of_matrices():
+    """And the other kind of running statistics is converted on the way."""
+    old = trained(running="covariance")
+    nn.init.normal_(old.weight)
+    new = DecorrelatedBatchNorm1d(10, group_size=4, running="whitening", affine="matrix")
+    new.load_state_dict(old.state_dict())
+    assert new.weight.requires_grad
+    assert torch.equal(torch.block_diag(*new.weight)[:10, :10], torch.diag(old.weight))
+    assert torch.equal(new.weight[2, 2:, 2:], torch.eye(2))
+    x = correlated((20, 10), dtype=torch.float32)
+    torch.testing.assert_close(new.eval()(x), old.eval()(x))
+    again = DecorrelatedBatchNorm1d(10, device="meta", group_size=4, affine="matrix")
+    again.load_state_dict(old.state_dict(), assign=True)
+    torch.testing.assert_close(again.eval()(x), old.eval()(x))
+
+
 def test_the_state_itself_stays_as_it_was():
     old = trained(running="whitening")
     state = old.state_dict()
@@ -83,3 +99,19 @@ def test_a_state_of_another_kind_of_layer_says_what_to_do(other, hint):
     model = nn.Sequential(DecorrelatedBatchNorm1d(8, group_size=4, running="covariance"))
     with pytest.raises(RuntimeError, match=hint):
         model.load_state_dict(nn.Sequential(other).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"group_size": 4}, "a layer with affine='matrix'; build it with that"),
+        ({"group_size": 2, "affine": "matrix"}, "groups of 4; build it with that group_size"),
+    ],
+    ids=["scale", "group_size"],
+)
+@pytest.mark.parametrize("tracked", [True, False])
+def test_matrices_that_a_layer_has_no_room_for_say_what_to_do(options, hint, tracked):
+    kind = {"track_running_stats": tracked}
+    other = DecorrelatedBatchNorm1d(8, group_size=4, affine="matrix", **kind)
+    with pytest.raises(RuntimeError, match=hint):
+        DecorrelatedBatchNorm1d(8, **options, **kind).load_state_dict(other.state_dict())

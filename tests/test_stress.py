@@ -112,6 +112,7 @@ def test_the_draw_holds_every_kind_of_case():
     assert {case.layout for case in cases} == set(stress.LAYOUTS)
     assert {case.whitening for case in cases} == set(stress.MATRICES)
     assert {case.shrinkage for case in cases} == {0.0, 0.3, "auto"}
+    assert {case.affine for case in cases} == {True, False, "matrix"}
     assert any(case.shape[1] % case.group_size and case.group_size > 1 for case in cases)
     assert max(torch.Size(case.shape).numel() for case in cases) > 2**20
     assert min(torch.Size(case.shape).numel() / case.shape[1] for case in cases) == 2

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from cases import HARD, TIE_FREE, WHITENINGS, correlated
+from cases import HARD, TIE_FREE, WHITENINGS, colouring, correlated
 from torch import nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.functional import jacobian
@@ -23,9 +23,13 @@ def train(x, weight=None, bias=None, **options):
     return decorrelated_batch_norm(x, None, None, weight, bias, training=True, **options)
 
 
-def inputs_of(shape, seed=0):
-    """A batch, and a scale and a shift for its channels."""
-    return correlated(shape, seed), *correlated((2, shape[1]), seed + 1)
+def inputs_of(shape, seed=0, matrix=False):
+    """A batch, and a scale (or a matrix for each group of 3) and a shift for its channels."""
+    x, (weight, bias) = correlated(shape, seed), correlated((2, shape[1]), seed + 1)
+    return x, colouring(shape[1], 3, seed + 2) if matrix else weight, bias
+
+
+MATRIX = pytest.mark.parametrize("matrix", [False, True], ids=["scale", "matrix"])
 
 
 def pushed_forward(function, inputs, tangents):
@@ -45,11 +49,12 @@ SHRINKAGES = [0.0, 0.3, "auto"]
 @pytest.mark.parametrize("shrinkage", SHRINKAGES)
 @pytest.mark.parametrize("shape", list(SHAPES.values()), ids=list(SHAPES))
 @pytest.mark.parametrize("whitening", WHITENINGS)
-def test_forward_mode_is_the_jacobian_times_the_tangents(whitening, shape, shrinkage):
+@MATRIX
+def test_forward_mode_is_the_jacobian_times_the_tangents(whitening, shape, shrinkage, matrix):
     def function(*inputs):
         return train(*inputs, group_size=3, whitening=whitening, shrinkage=shrinkage)
 
-    inputs, tangents = inputs_of(shape), inputs_of(shape, 2)
+    inputs, tangents = inputs_of(shape, 0, matrix), inputs_of(shape, 2, matrix)
     expected = pushed_forward(function, inputs, tangents)
     y, dy = torch.func.jvp(function, inputs, tangents)
     same(y, function(*inputs))
@@ -70,8 +75,9 @@ def test_a_linearized_layer_is_its_forward_mode(whitening):
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2], ids=["x", "weight", "bias"])
-def test_forward_mode_takes_the_tangent_of_any_one_input_alone(wanted):
-    inputs, tangents = list(inputs_of((9, 5))), inputs_of((9, 5), 2)
+@MATRIX
+def test_forward_mode_takes_the_tangent_of_any_one_input_alone(wanted, matrix):
+    inputs, tangents = list(inputs_of((9, 5), 0, matrix)), inputs_of((9, 5), 2, matrix)
 
     def function(t):
         return train(*inputs[:wanted], t, *inputs[wanted + 1 :], group_size=3)
@@ -96,9 +102,10 @@ def test_derivatives_of_every_mode_are_exact_on_hard_data(case, whitening):
 
 
 @pytest.mark.parametrize("whitening", WHITENINGS)
-def test_second_derivatives_agree_whichever_mode_comes_first(whitening):
+@MATRIX
+def test_second_derivatives_agree_whichever_mode_comes_first(whitening, matrix):
     """In float64, with affine parameters, a remainder, and maps whose channels lie last."""
-    x, weight, bias = inputs_of((3, 5, 2, 1))
+    x, weight, bias = inputs_of((3, 5, 2, 1), 0, matrix)
     x = x.contiguous(memory_format=torch.channels_last)
 
     def loss(x, weight):
@@ -163,10 +170,11 @@ def test_a_whitening_of_ones_own_has_forward_mode_by_its_vjp(monkeypatch):
 
 
 @pytest.mark.parametrize("whitening", WHITENINGS)
-def test_vmap_is_a_loop_over_batches(whitening):
+@MATRIX
+def test_vmap_is_a_loop_over_batches(whitening, matrix):
     """Also where the mean of some is far from zero."""
     x = torch.stack([correlated((9, 5)), correlated((9, 5), 1) + 1e3])
-    weight = correlated((2, 5), 2)
+    weight = correlated((2, 2, 3, 3) if matrix else (2, 5), 2)
 
     def whitened(x, weight):
         return train(x, weight, group_size=3, whitening=whitening)
@@ -193,8 +201,9 @@ def test_jacobians_are_those_of_plain_backward_passes(whitening, shape, shrinkag
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_batched_gradients_are_a_loop_over_gradients(create_graph):
-    inputs = [t.requires_grad_() for t in inputs_of((9, 5))]
+@MATRIX
+def test_batched_gradients_are_a_loop_over_gradients(create_graph, matrix):
+    inputs = [t.requires_grad_() for t in inputs_of((9, 5), 0, matrix)]
     y, dys = train(*inputs, group_size=3), correlated((4, 9, 5), 5)
     loop = [torch.autograd.grad(y, inputs, dy, retain_graph=True) for dy in dys]
     expected = tuple(map(torch.stack, zip(*loop, strict=True)))
@@ -294,9 +303,10 @@ def test_running_statistics_that_a_transform_does_not_know_are_an_error(transfor
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
-def test_a_compiled_step_of_torch_func_is_the_eager_one():
+@MATRIX
+def test_a_compiled_step_of_torch_func_is_the_eager_one(matrix):
     torch.compiler.reset()
-    x, weight, bias = inputs_of((9, 5))
+    x, weight, bias = inputs_of((9, 5), 0, matrix)
 
     def step(x, weight):
         return torch.func.grad(lambda *t: train(*t, bias, group_size=3).pow(3).sum(), (0, 1))(

@@ -25,6 +25,11 @@ class Block(nn.Module):
 norm_layer = partial(DecorrelatedBatchNorm1d, group_size=4, whitening="newton", iterations=7)
 model: nn.Sequential = nn.Sequential(nn.Linear(8, 8), norm_layer(8))
 model = whitenorm.synchronize(model)
+coloured = DecorrelatedBatchNorm2d(16, affine="matrix")
+samplewise = nn.Sequential(
+    whitenorm.GroupWhitening(4, 16, eps=1e-5, affine=True),
+    whitenorm.InstanceWhitening2d(16, affine="matrix", group_size=8),
+)
 converted: nn.Module = whitenorm.convert_batchnorm(nn.BatchNorm2d(16), where="all", group_size=4)
 deployed: nn.Module = whitenorm.fold(model.eval())
 report: whitenorm.FoldReport = deployed.fold_report  # type: ignore[assignment]

@@ -15,6 +15,7 @@ from whitenorm.modules import (
 )
 from whitenorm.patches import whiten_convolution_
 from whitenorm.recalibration import recalibrate
+from whitenorm.samplewise import GroupWhitening, InstanceWhitening2d
 from whitenorm.self_supervised import whiten, whitening_mse
 from whitenorm.whitening import whitening_matrix
 
@@ -29,6 +30,8 @@ __all__ = [
     "DecorrelatedBatchNorm3d",
     "FittedWhitening",
     "FoldReport",
+    "GroupWhitening",
+    "InstanceWhitening2d",
     "IterNorm",
     "TranslatedReLU",
     "convert_batchnorm",

@@ -9,7 +9,7 @@ from torch import Tensor
 from whitenorm.shrinkage import ESTIMATES
 from whitenorm.whitening import WHITENINGS
 
-__all__ = ["RUNNING", "check_options", "check_tensors", "check_training"]
+__all__ = ["RUNNING", "check_affine", "check_options", "check_tensors", "check_training"]
 
 RUNNING = ("whitening", "covariance")
 
@@ -44,6 +44,14 @@ def check_options(
         raise ValueError(f"eps must not be negative, got {eps!r}")
 
 
+def check_affine(affine: bool | str, *, matrix: bool = True) -> None:
+    """Raises a ValueError if affine isn't True, False or, where that is known, "matrix"."""
+    if isinstance(affine, bool) or (matrix and isinstance(affine, str) and affine == "matrix"):
+        return
+    known = "True, False or 'matrix'" if matrix else "True or False"
+    raise ValueError(f"affine must be {known}, got {affine!r}")
+
+
 def check_tensors(
     input: Tensor,
     running_mean: Tensor | None,
@@ -60,17 +68,19 @@ def check_tensors(
     channels = input.shape[1]
     if channels == 0:
         raise ValueError(f"expected at least one channel, got input of shape {tuple(input.shape)}")
-    size = min(group_size, channels)
-    matrices = (-(-channels // size), size, size)
+    size = group_size if group_size < channels else channels
+    vector: tuple[int, ...] = (channels,)
+    matrices: tuple[int, ...] = (-(-channels // size), size, size)
     for name, tensor, expected in (
-        ("running_mean", running_mean, (channels,)),
-        ("weight", weight, (channels,)),
-        ("bias", bias, (channels,)),
-        ("running_matrix", running_matrix, matrices),
+        ("running_mean", running_mean, (vector,)),
+        ("weight", weight, (vector, matrices)),
+        ("bias", bias, (vector,)),
+        ("running_matrix", running_matrix, (matrices,)),
     ):
-        if tensor is not None and tensor.shape != expected:
+        if tensor is not None and all(tensor.shape != shape for shape in expected):
+            shapes = " or ".join(map(str, expected))
             raise ValueError(
-                f"{name} must have shape {expected} for an input with {channels} channels "
+                f"{name} must have shape {shapes} for an input with {channels} channels "
                 f"and group_size={group_size}, got {tuple(tensor.shape)}"
             )
 

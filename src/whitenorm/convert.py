@@ -15,6 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from whitenorm.distributed import synchronize
+from whitenorm.layout import diagonal_matrices
 from whitenorm.modules import (
     DecorrelatedBatchNorm,
     DecorrelatedBatchNorm1d,
@@ -25,7 +26,7 @@ from whitenorm.precision import algebra_dtype, may_read_values
 
 __all__ = ["convert_batchnorm"]
 
-OPTIONS = ("group_size", "whitening", "running", "shrinkage", "iterations")
+OPTIONS = ("group_size", "whitening", "running", "shrinkage", "iterations", "affine")
 
 # torch keeps a module's hooks in these; a handle's remove() works on the same dictionaries.
 _HOOKS = (
@@ -74,7 +75,9 @@ def convert_batchnorm(
             for example ``lambda old, new: nn.Sequential(new, old.act)``. Without it such a
             subclass is an error, as its behaviour would be lost.
         options: ``group_size``, ``whitening``, ``running``, ``shrinkage`` and ``iterations`` of
-            :class:`whitenorm.DecorrelatedBatchNorm2d`.
+            :class:`whitenorm.DecorrelatedBatchNorm2d`, and ``affine="matrix"``: each scale becomes
+            the diagonal of matrices, in a new parameter, so that an optimizer is to be built
+            afterwards. Without it, scale and shift are what the BatchNorm has.
 
     Returns:
         The model, or the new layer if the model was a BatchNorm itself.
@@ -202,6 +205,11 @@ def _check_options(options: dict[str, Any]) -> None:
                 f"convert_batchnorm has no option {name!r}; it takes where, adapt, "
                 f"{', '.join(OPTIONS)}. Everything else is carried over from the BatchNorm"
             )
+    if options.get("affine", "matrix") != "matrix":
+        raise ValueError(
+            "affine must be 'matrix', or be left out to keep the scale and shift that each "
+            f"BatchNorm has, got {options['affine']!r}"
+        )
     averaged = options.get("running", "covariance")
     if averaged == "covariance" and options.get("whitening") in ("pca", "newton"):
         raise ValueError(
@@ -258,20 +266,27 @@ def _converted(old: _BatchNorm, options: dict[str, Any]) -> DecorrelatedBatchNor
         old.num_features,
         old.eps,
         old.momentum,
-        old.affine,
-        old.running_mean is not None,
+        track_running_stats=old.running_mean is not None,
         device=None if like is None else like.device,
         dtype=None if like is None else like.dtype,
-        **options,
+        **{"affine": bool(old.affine), **options},
     )
-    new.weight, new.bias = old.weight, old.bias
+    size = min(new.group_size, new.num_features)
+    if new.affine != "matrix":
+        new.weight, new.bias = old.weight, old.bias
+    elif old.affine:
+        new.bias = old.bias
+        if old.weight is not None:
+            matrices = diagonal_matrices(old.weight, size)
+            new.weight = nn.Parameter(matrices, old.weight.requires_grad)
     if old.running_mean is not None and old.running_var is not None:
         new.running_mean = old.running_mean
         if old.num_batches_tracked is not None:
             new.num_batches_tracked = old.num_batches_tracked
         variance = old.running_var.to(algebra_dtype(old.running_var))
         diagonal = variance if new.running == "covariance" else (variance + old.eps).rsqrt()
-        _set_diagonal(cast(Tensor, getattr(new, f"running_{new.running}")), diagonal)
+        running = cast(Tensor, getattr(new, f"running_{new.running}"))
+        running.copy_(diagonal_matrices(diagonal, size))
     if isinstance(old, nn.SyncBatchNorm):
         synchronize(new, old.process_group)
     return new.train(old.training)
@@ -286,10 +301,3 @@ def _class_for(old: _BatchNorm) -> type[DecorrelatedBatchNorm]:
         if isinstance(old, batchnorm):
             return decorrelated
     return DecorrelatedBatchNorm
-
-
-def _set_diagonal(matrices: Tensor, diagonal: Tensor) -> None:
-    """Writes (C,) values on the diagonals of (G, k, k) matrices; I where the last is not used."""
-    groups, size, _ = matrices.shape
-    ones = diagonal.new_ones(groups * size - len(diagonal))
-    matrices.copy_(torch.diag_embed(torch.cat([diagonal, ones]).view(groups, size)))

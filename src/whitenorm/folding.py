@@ -164,8 +164,9 @@ def fold_weights(
 ) -> tuple[Tensor, Tensor]:
     r"""Weight and bias of a layer that whitens its own output.
 
-    With :math:`P = \mathrm{diag}(\gamma) M`, :math:`P(Vx + c - \mu) + \beta` is
-    :math:`(PV) x + (P(c - \mu) + \beta)`. Computed in float64, returned in the weight's dtype.
+    With :math:`P = \mathrm{diag}(\gamma) M`, or :math:`P = \Gamma M`,
+    :math:`P(Vx + c - \mu) + \beta` is :math:`(PV) x + (P(c - \mu) + \beta)`. Computed in float64,
+    returned in the weight's dtype.
 
     Args:
         weight: :math:`V`, of shape (C, ...), or (in, C / groups, ...) if ``transposed``.
@@ -174,7 +175,7 @@ def fold_weights(
         matrix: :math:`M`, the whitening matrices of contiguous groups of k channels, shape
             (ceil(C / k), k, k). A last group of r < k channels uses the corner [:r, :r].
             BatchNorm is k = 1 and :math:`1/\sqrt{\sigma^2 + \epsilon}`.
-        gamma: Scale, shape (C,).
+        gamma: Scale, shape (C,), or matrices :math:`\Gamma` of the shape of ``matrix``.
         beta: Shift, shape (C,).
         groups: Of the convolution. No matrix may mix channels of different groups.
         transposed: Whether the layer is a transposed convolution.
@@ -217,18 +218,27 @@ def _exchanged(weight: Tensor, groups: int) -> Tensor:
 
 
 def _scaled(matrix: Tensor, gamma: Tensor | None, channels: int) -> Tensor:
-    """diag(gamma) M in the dtype of the algebra, zero where the last group has no channel."""
+    """diag(gamma) M, or gamma M, in float64; zero where the last group has no channel."""
     size = matrix.shape[-1]
     if matrix.shape != (-(-channels // size), size, size):
         raise ValueError(
             f"matrix must have shape (ceil({channels} / k), k, k) for {channels} channels, got "
             f"{tuple(matrix.shape)}"
         )
+    if gamma is not None and gamma.shape not in ((channels,), matrix.shape):
+        raise ValueError(
+            f"gamma must have shape ({channels},) or {tuple(matrix.shape)}, got "
+            f"{tuple(gamma.shape)}"
+        )
     P = matrix.to(algebra_dtype(matrix))
-    scale = P.new_ones(channels) if gamma is None else gamma.to(P.dtype)
     used = _grouped(P.new_ones(channels), *P.shape[:2]) > 0
-    P = torch.where(used.unsqueeze(-1) & used.unsqueeze(-2), P, 0)
-    return _grouped(scale, *P.shape[:2]).unsqueeze(-1) * P
+    used = used.unsqueeze(-1) & used.unsqueeze(-2)
+    P = torch.where(used, P, 0)
+    if gamma is None:
+        return P
+    if gamma.dim() == 1:
+        return _grouped(gamma.to(P.dtype), *P.shape[:2]).unsqueeze(-1) * P
+    return torch.where(used, gamma.to(P.dtype), 0) @ P
 
 
 def _grouped(rows: Tensor, groups: int, size: int) -> Tensor:

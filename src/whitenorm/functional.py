@@ -20,6 +20,7 @@ from whitenorm.layout import (
     joined_matrices,
     new_output,
     of_channels,
+    of_groups,
     spans_of,
     ungrouped,
 )
@@ -61,7 +62,8 @@ def decorrelated_batch_norm(
         running_mean: Shape (C,).
         running_matrix: Shape (ceil(C / k), k, k), where k = min(group_size, C). A last group of
             r < k channels uses the corner [:r, :r] of its matrix.
-        weight: Scale of each channel, shape (C,).
+        weight: Scale of each channel, shape (C,); or a matrix for each group, which takes the
+            place of diag(weight), of the shape of ``running_matrix``.
         bias: Shift of each channel, shape (C,).
         training: Whether to use the batch's statistics rather than the running ones.
         momentum: Weight of the batch in the running statistics; None for a cumulative average,
@@ -106,6 +108,8 @@ def decorrelated_batch_norm(
             whitened = gate.train(input, weight, bias, method, *running_statistics)
             if whitened is not None:
                 return whitened
+        if running_mean is None and process_group is None and torch.compiler.is_exporting():
+            return _differentiable_forward(input, weight, bias, method)  # y alone, no more nodes
         y, mean, W, _, _, _, *covariance = call(_BatchWhitening, input, weight, bias, method)
         if running_mean is not None and (input.numel() > 0 or process_group is not None):
             matrix = covariance[0] if running == "covariance" else W
@@ -134,7 +138,7 @@ def whitening_of_running_covariance(
     """What inference multiplies by: (G, k, k), of which the last group may use a corner alone."""
     covariance = covariance.to(algebra_dtype(covariance))
     parts = [
-        whitening_matrix(_of_groups(covariance, span), eps, whitening, iterations)
+        whitening_matrix(of_groups(covariance, span), eps, whitening, iterations)
         for span in spans_of(channels, covariance.shape[-1])
     ]
     return joined_matrices(parts)
@@ -145,7 +149,7 @@ def covariance_of_running_whitening(matrix: Tensor, channels: int, eps: float) -
     matrix = matrix.to(algebra_dtype(matrix))
     parts = []
     for span in spans_of(channels, matrix.shape[-1]):
-        inverse = torch.linalg.inv_ex(_of_groups(matrix, span)).inverse
+        inverse = torch.linalg.inv_ex(of_groups(matrix, span)).inverse
         parts.append(inverse @ inverse.mT)
         parts[-1].diagonal(dim1=-2, dim2=-1).sub_(eps)
     return joined_matrices(parts)
@@ -159,15 +163,16 @@ def _inference(
     bias: Tensor | None,
     group_size: int,
 ) -> Tensor:
-    """diag(weight) W (x - mean) + bias, in differentiable operations."""
+    """P (x - mean) + bias, P = diag(weight) W or weight W, in differentiable operations."""
     work, outputs = work_dtype(x), []
-    for channels, groups, size in spans_of(x.shape[1], group_size):
+    for span in spans_of(x.shape[1], group_size):
+        channels, groups, size = span
         part = x[:, channels].to(work)
         centred = part - mean[channels].to(work).view(-1, *[1] * (x.dim() - 2))
         rows = is_channels_last(centred)
         # A copy, since a batch in training may change the running average before backward.
         W = matrix[groups, :size, :size].to(work, copy=True)
-        P = _scaled(W, weight, channels)
+        P = _scaled(W, weight, span)
         y = P @ grouped(centred, size, rows)
         if bias is not None:
             y = y + bias[channels].to(work).view(-1, size, 1)
@@ -175,11 +180,19 @@ def _inference(
     return joined_channels(outputs)
 
 
-def _scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
-    """diag(weight) matrix, for the weights of these channels."""
+def _scaled(matrix: Tensor, weight: Tensor | None, span: Span) -> Tensor:
+    """diag(weight) matrix, or weight matrix if it is one, for the weights of this span."""
     if weight is None:
         return matrix
-    return of_channels(weight, channels).to(matrix.dtype).view(*matrix.shape[:-1], 1) * matrix
+    if weight.dim() == 1:
+        scale = of_channels(weight, span.channels).to(matrix.dtype)
+        return scale.view(*matrix.shape[:-1], 1) * matrix
+    return of_groups(weight, span).to(matrix.dtype) @ matrix
+
+
+def _transposed(weight: Tensor | None) -> Tensor | None:
+    """The weight whose matrix is the transpose; a diagonal one is its own."""
+    return weight if weight is None or weight.dim() == 1 else weight.mT
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -187,6 +200,8 @@ def _scaled(matrix: Tensor, weight: Tensor | None, channels: slice) -> Tensor:
 
 class _BatchWhitening(Transformable):
     """y = P (x - mu) + bias, P = diag(weight) W, where mu and W are functions of the same x.
+
+    A weight that is a matrix for each group takes the place of diag(weight).
 
     Gives y and, as constants, the batch's mean (C,), W [G, k, k], what the derivative of W needs
     (see :class:`whitenorm.whitening.Whitening`), the shift (C,) of the passes, the share of each
@@ -206,9 +221,9 @@ class _BatchWhitening(Transformable):
         statistics = [moments(view, algebra) for view in views]
         shifts = [found.shift for found in statistics]
         means, central = [f.mean for f in statistics], [f.central for f in statistics]
-        count: float | Tensor = max(x.numel() / x.shape[1], 1)
+        count: float | Tensor = max(_samples(x), 1)
         if method.process_group is not None:
-            own = x.numel() / x.shape[1]
+            own = _samples(x)
             count, means, central = combine(own, means, central, method.process_group)
 
         # The whitening matrix, and what its derivative will need.
@@ -229,7 +244,7 @@ class _BatchWhitening(Transformable):
         constants, terms = [], []
         for i, found in enumerate(statistics):
             offset = _offset(means[i], shifts[i], work)
-            P = _scaled(matrices[i], weight, spans[i].channels)
+            P = _scaled(matrices[i], weight, spans[i])
             if bias is None:
                 constants.append(torch.bmm(P, -offset))
             else:
@@ -296,6 +311,11 @@ _BatchWhitening.forward.__signature__ = inspect.signature(  # type: ignore[attr-
 )
 
 
+def _samples(x: Tensor) -> int:
+    """How many there are of each channel; not by a quotient, which graphs don't see through."""
+    return x.shape[0] * x.shape[2:].numel()
+
+
 def _offset(mean: Tensor, shift: Tensor | None, work: torch.dtype) -> Tensor:
     """What is left of the mean after the shift, in the dtype of the passes."""
     return (mean if shift is None else mean - shift).to(work)
@@ -345,23 +365,25 @@ def _backward(
         outers.append(torch.baddbmm(A, s, offsets[i].mT, alpha=-1))
     dweight = dbias = None
     if weight is not None:
-        pairs = zip(outers, spans, strict=True)
-        products = [(A * _of_groups(W, span)).sum(-1) for A, span in pairs]
-        dweight = _joined(products).to(weight.dtype)
+        pairs = [(A, of_groups(W, span)) for A, span in zip(outers, spans, strict=True)]
+        if weight.dim() == 1:
+            dweight = _joined([(A * part).sum(-1) for A, part in pairs]).to(weight.dtype)
+        else:
+            dweight = joined_matrices([A @ part.mT for A, part in pairs], 0.0).to(weight.dtype)
     if bias is not None:
         dbias = _joined(totals).to(bias.dtype)
     if not wanted[0]:
         return None, dweight, dbias
 
-    count: float | Tensor = max(x.numel() / x.shape[1], 1)
+    count: float | Tensor = max(_samples(x), 1)
     if method.process_group is not None:
-        own = outers[0].new_full((1,), x.numel() / x.shape[1])
+        own = outers[0].new_full((1,), _samples(x))
         count, *sums_of_all = add_up([own, *totals, *outers], method.process_group)
         totals, outers = sums_of_all[: len(spans)], sums_of_all[len(spans) :]
     constants, terms = [], []
     for i, span in enumerate(spans):
-        P = _scaled(_of_groups(W, span), weight, span.channels).mT
-        dW, F = _scaled(outers[i], weight, span.channels), _of_groups(factor, span)
+        P = _scaled(of_groups(W, span), weight, span).mT
+        dW, F = _scaled(outers[i], _transposed(weight), span), of_groups(factor, span)
         # F is the one of S, W and F that the derivative takes its values from.
         dS = WHITENINGS[method.whitening].vjp(F, F, F, dW.to(F.dtype), method.iterations)
         if kept.numel() > 0:
@@ -387,12 +409,6 @@ def _mapped(
     for out, constant, some in zip(grouped_spans(y, spans, rows), constants, terms, strict=True):
         apply(out, constant, *some)
     return y
-
-
-def _of_groups(matrices: Tensor, span: Span) -> Tensor:
-    """The matrices of a span's groups, without what stands beside those of a remainder."""
-    part = of_channels(matrices, span.groups)
-    return part if part.shape[-1] == span.size else part[:, : span.size, : span.size]
 
 
 def _differentiable_backward(
@@ -428,7 +444,8 @@ def _differentiable_forward(
 ) -> Tensor:
     """y in differentiable operations."""
     rows, outputs = is_channels_last(x), []
-    for channels, _, size in spans_of(x.shape[1], method.group_size):
+    for span in spans_of(x.shape[1], method.group_size):
+        channels, _, size = span
         part = x[:, channels]
         view = grouped(part, size, rows).to(work_dtype(x))
         centred = view - view.mean((0, -1), keepdim=True)
@@ -438,7 +455,7 @@ def _differentiable_forward(
         kept = kept_share(covariance.detach(), method.eps, method.shrinkage, count)
         covariance = shrink(covariance, kept)
         W = whitening_matrix(covariance, method.eps, method.whitening, method.iterations)
-        y = _scaled(W, weight, channels).to(view.dtype) @ centred
+        y = _scaled(W, weight, span).to(view.dtype) @ centred
         if bias is not None:
             y = y + bias[channels].view(-1, size, 1)
         outputs.append(ungrouped(y, part, rows))

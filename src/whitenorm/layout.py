@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "Span",
+    "diagonal_matrices",
     "grouped",
     "grouped_spans",
     "is_channels_last",
@@ -21,6 +22,7 @@ __all__ = [
     "joined_matrices",
     "new_output",
     "of_channels",
+    "of_groups",
     "spans_of",
     "ungrouped",
 ]
@@ -34,6 +36,9 @@ class Span(NamedTuple):
     size: int
 
 
+ALL = slice(None)  # without a number, so that a graph holds for any
+
+
 def spans_of(channels: int, group_size: int) -> tuple[Span, ...]:
     """The span of whole groups, and that of the remainder if there is one.
 
@@ -41,11 +46,12 @@ def spans_of(channels: int, group_size: int) -> tuple[Span, ...]:
         >>> spans_of(42, 16)[1]
         Span(channels=slice(32, 42, None), groups=slice(2, 3, None), size=10)
     """
-    size = min(group_size, channels)
+    # Not min(), of which a graph that holds for any number would make an expression.
+    size = group_size if group_size < channels else channels
     count, rest = channels // size, channels % size
-    whole = Span(slice(0, channels - rest), slice(0, count), size)
     if rest == 0:
-        return (whole,)
+        return (Span(ALL, ALL, size),)
+    whole = Span(slice(0, channels - rest), slice(0, count), size)
     return whole, Span(slice(channels - rest, channels), slice(count, count + 1), rest)
 
 
@@ -100,7 +106,13 @@ def new_output(like: Tensor, rows: bool) -> Tensor:
 
 def of_channels(t: Tensor, channels: slice) -> Tensor:
     """t[channels], without a call if these are all."""
-    return t if channels.stop - channels.start == t.shape[0] else t[channels]
+    return t if channels == ALL else t[channels]
+
+
+def of_groups(matrices: Tensor, span: Span) -> Tensor:
+    """The matrices of a span's groups, without what stands beside those of a remainder."""
+    part = of_channels(matrices, span.groups)
+    return part if part.shape[-1] == span.size else part[:, : span.size, : span.size]
 
 
 def joined_channels(parts: list[Tensor]) -> Tensor:
@@ -108,11 +120,23 @@ def joined_channels(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def joined_matrices(parts: list[Tensor]) -> Tensor:
-    """The [G, k, k] matrices of all spans in one tensor; smaller ones end in an identity."""
+def joined_matrices(parts: list[Tensor], beside: float = 1.0) -> Tensor:
+    """The [G, k, k] matrices of all spans in one tensor; smaller ones end in beside * I."""
     if len(parts) == 1:
         return parts[0]
     whole, rest = parts
     missing = whole.shape[-1] - rest.shape[-1]
-    identity = torch.eye(missing, dtype=rest.dtype, device=rest.device)
-    return torch.cat([whole, torch.block_diag(rest[0], identity).unsqueeze(0)])
+    corner = beside * torch.eye(missing, dtype=rest.dtype, device=rest.device)
+    return torch.cat([whole, torch.block_diag(rest[0], corner).unsqueeze(0)])
+
+
+def diagonal_matrices(diagonal: Tensor, size: int) -> Tensor:
+    """(C,) values as the diagonals of [G, k, k] matrices; 1 where the last group has no channel.
+
+    Example:
+        >>> diagonal_matrices(torch.tensor([2.0, 3, 4]), 2)[1]
+        tensor([[4., 0.],
+                [0., 1.]])
+    """
+    missing = -len(diagonal) % size
+    return torch.diag_embed(torch.cat([diagonal, diagonal.new_ones(missing)]).view(-1, size))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from whitenorm.arguments import check_options
+from whitenorm.arguments import check_affine, check_options
 from whitenorm.compiled import present_whitening
 from whitenorm.distributed import ProcessGroup, Synchronized
 from whitenorm.functional import decorrelated_batch_norm, whitening_of_running_covariance
@@ -26,6 +26,31 @@ __all__ = [
 
 
 fx.wrap("decorrelated_batch_norm")  # one node of a graph that is traced from the layer itself
+
+
+def scale_and_shift(
+    affine: bool | str, channels: int, size: int, **factory: Any
+) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+    """Weight and bias without values: (C,) and (C,), or (G, k, k) and (C,) if a "matrix"."""
+    if not affine:
+        return None, None
+    shape = (-(-channels // size), size, size) if affine == "matrix" else (channels,)
+    return (
+        nn.Parameter(torch.empty(shape, **factory)),
+        nn.Parameter(torch.empty(channels, **factory)),
+    )
+
+
+@torch.no_grad()
+def reset_scale_and_shift(weight: Tensor | None, bias: Tensor | None) -> None:
+    """Scale 1 or matrix I, shift 0."""
+    if weight is not None and weight.dim() == 3:
+        weight.zero_()  # in place, since it may be sharded
+        weight.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    elif weight is not None:
+        weight.fill_(1.0)
+    if bias is not None:
+        bias.zero_()
 
 
 class DecorrelatedBatchNorm(nn.Module):
@@ -50,7 +75,7 @@ class DecorrelatedBatchNorm(nn.Module):
         num_features: int,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
-        affine: bool = True,
+        affine: bool | str = True,
         track_running_stats: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -63,6 +88,7 @@ class DecorrelatedBatchNorm(nn.Module):
     ) -> None:
         super().__init__()
         check_options(eps, group_size, whitening, running, shrinkage, iterations)
+        check_affine(affine)
         if not isinstance(num_features, int) or num_features < 1:
             raise ValueError(f"num_features must be a positive integer, got {num_features!r}")
         self.num_features = num_features
@@ -76,9 +102,8 @@ class DecorrelatedBatchNorm(nn.Module):
         self.shrinkage = shrinkage
         self.iterations = iterations
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(num_features, **factory)) if affine else None
-        self.bias = nn.Parameter(torch.empty(num_features, **factory)) if affine else None
         size = min(group_size, num_features)
+        self.weight, self.bias = scale_and_shift(affine, num_features, size, **factory)
         matrices = torch.empty(self.num_groups, size, size, **factory)
         if running == "covariance":
             matrices = matrices.to(work_dtype(matrices))
@@ -119,12 +144,9 @@ class DecorrelatedBatchNorm(nn.Module):
             self._whiten_running_covariance()
 
     def reset_parameters(self) -> None:
-        """Running statistics as before the first batch, scale 1, shift 0."""
+        """Running statistics as before the first batch, scale 1 or matrix I, shift 0."""
         self.reset_running_stats()
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        reset_scale_and_shift(self.weight, self.bias)
 
     def train(self, mode: bool = True) -> DecorrelatedBatchNorm:
         super().train(mode)
@@ -284,7 +306,7 @@ class DecorrelatedBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         text = (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, "
-            f"affine={self.affine}, track_running_stats={self.track_running_stats}, "
+            f"affine={self.affine!r}, track_running_stats={self.track_running_stats}, "
             f"group_size={self.group_size}, whitening={self.whitening!r}, "
             f"running={self.running!r}, shrinkage={self.shrinkage!r}"
         )
@@ -341,7 +363,11 @@ class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
         eps: Added to the diagonal of the covariance. With 0, a batch whose covariance is singular
             is an error on the CPU, and gives NaN elsewhere, where looking would mean waiting.
         momentum: Weight of a batch in the running averages; None for a cumulative average.
-        affine: Whether to learn a scale :math:`\gamma` and a shift :math:`\beta` a channel.
+        affine: Whether to learn a scale :math:`\gamma` and a shift :math:`\beta` a channel. With
+            ``"matrix"``, a matrix :math:`\Gamma` a group takes the place of
+            :math:`\mathrm{diag}(\gamma)`: ``weight`` has the shape (groups, k, k) and starts as
+            the identity (*Whitening and Coloring Batch Transform for GANs*, Siarohin et al.,
+            ICLR 2019).
         track_running_stats: Whether to keep running averages for inference.
         device: Of the parameters and buffers.
         dtype: Of the parameters and buffers.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.functional import covariance_of_running_whitening, whitening_of_running_covariance
+from whitenorm.layout import diagonal_matrices
 
 if TYPE_CHECKING:
     from whitenorm.modules import DecorrelatedBatchNorm
@@ -20,11 +21,17 @@ _EXACT = 1e-4
 
 @torch.no_grad()
 def convert_state(layer: DecorrelatedBatchNorm, state: dict[str, Any], prefix: str) -> None:
-    """Gives a state of a layer with the other kind of running statistics this layer's kind.
+    """Gives a state of a layer with another kind of scale or running statistics this layer's kind.
 
-    From a covariance always. From a whitening matrix only where its covariance, in this layer's
-    dtype, gives that matrix again. Inference is then the same, and training goes on from there.
+    From a scale to matrices always, and from a covariance. From a whitening matrix only where its
+    covariance, in this layer's dtype, gives that matrix again. Inference is then the same, and
+    training goes on from there.
     """
+    scale, channels = state.get(f"{prefix}weight"), layer.num_features
+    is_matrix = layer.affine == "matrix"
+    if is_matrix and isinstance(scale, Tensor) and scale.shape == (channels,):
+        size = min(layer.group_size, layer.num_features)
+        state[f"{prefix}weight"] = diagonal_matrices(scale, size)
     wanted = f"{prefix}running_{layer.running}"
     other = "covariance" if layer.running == "whitening" else "whitening"
     matrix = state.get(f"{prefix}running_{other}")
@@ -32,7 +39,7 @@ def convert_state(layer: DecorrelatedBatchNorm, state: dict[str, Any], prefix: s
         return
     if matrix.shape != layer._running_matrix.shape:
         return
-    channels, options = layer.num_features, (layer.eps, layer.whitening, layer.iterations)
+    options = (layer.eps, layer.whitening, layer.iterations)
     if layer.running == "whitening":
         converted = whitening_of_running_covariance(matrix, channels, *options)
     elif layer.whitening in ("zca", "cholesky"):
@@ -49,6 +56,21 @@ def convert_state(layer: DecorrelatedBatchNorm, state: dict[str, Any], prefix: s
 
 def mismatch(layer: DecorrelatedBatchNorm, state: dict[str, Any], prefix: str) -> str | None:
     """What to do about a state of another kind of layer; None if it is of this kind."""
+    return _other_running(layer, state, prefix) or _other_weight(layer, state, prefix)
+
+
+def _other_weight(layer: DecorrelatedBatchNorm, state: dict[str, Any], prefix: str) -> str | None:
+    weight = state.get(f"{prefix}weight")
+    if not isinstance(weight, Tensor) or weight.dim() != 3:
+        return None
+    if layer.affine != "matrix":
+        return "the state is of a layer with affine='matrix'; build it with that"
+    if weight.shape[-1] != min(layer.group_size, layer.num_features):
+        return f"the state is of groups of {weight.shape[-1]}; build it with that group_size"
+    return None
+
+
+def _other_running(layer: DecorrelatedBatchNorm, state: dict[str, Any], prefix: str) -> str | None:
     if layer.running_mean is None:
         return None
     matrix = state.get(f"{prefix}running_{layer.running}")

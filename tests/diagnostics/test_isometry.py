@@ -35,6 +35,7 @@ def test_jacobian_of_a_network_without_normalisation_is_autograds():
 def norms():
     yield "bn", nn.BatchNorm1d(6, dtype=torch.float64)
     yield "bn without running statistics", nn.BatchNorm1d(6, track_running_stats=False).double()
+    yield "matrix", DecorrelatedBatchNorm1d(6, affine="matrix", dtype=torch.float64, group_size=4)
     for whitening, running in itertools.product(("zca", "newton"), ("whitening", "covariance")):
         options = {"group_size": 4, "whitening": whitening, "running": running}
         yield f"{whitening} {running}", DecorrelatedBatchNorm1d(6, dtype=torch.float64, **options)

@@ -151,6 +151,8 @@ def serves(x: Tensor, weight: Tensor | None, bias: Tensor | None, method: _Metho
     """Whether the Triton path is to train on x: all of it, the k x k algebra too."""
     if not _state.on or method.whitening != "zca" or method.process_group is not None:
         return False
+    if weight is not None and weight.dim() != 1:  # its kernels scale, and don't colour
+        return False
     return _accepts(x, weight, bias, method.group_size, method.shrinkage)
 
 

@@ -69,6 +69,7 @@ def test_once_asked_for_it_is_checked_once_for_each_kind_of_input(state, calls):
 UNSUPPORTED = {
     "another whitening": {"whitening": "cholesky"},
     "float64": {"x": X.detach().double()},
+    "a matrix instead of a scale": {"weight": torch.eye(4).expand(2, 4, 4)},
     "large groups": {"x": correlated((80, 40)).float(), "group_size": 40},
 }
 
