@@ -212,11 +212,8 @@ def _groups(state: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def _check_groups(layer: DecorrelatedBatchNorm, label: str, given: list[int]) -> None:
-    own = [
-        span.size
-        for span in spans_of(layer.num_features, layer.group_size)
-        for _ in range(span.groups.start, span.groups.stop)
-    ]
+    channels, size = layer.num_features, min(layer.group_size, layer.num_features)
+    own = [min(size, channels - start) for start in range(0, channels, size)]
     if given != own:
         raise ValueError(
             f"{label}: the state has {len(given)} groups, of {given[0]} channels and "

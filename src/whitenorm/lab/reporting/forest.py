@@ -14,12 +14,12 @@ from whitenorm.lab.studies.claims import GOALS, effect, final, time_to
 from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.settings import LOSSES
 from whitenorm.lab.studies.study import Curve, Effect, Panel, Study
+from whitenorm.lab.studies.wording import dataset_title
 
 _STYLE: Any = {**FIGURE_STYLE, "font.size": 9}
 _BASELINES = ("BN", "Baseline")
 _ERRORS = "test error, DBN \N{MINUS SIGN} BN (points)"
 _TIMES = "time to the same training loss, DBN / BN"
-_DATASETS = {"cifar10": "CIFAR-10", "pie": "PIE", "yaleb": "Yale-B", "mnist": "MNIST"}
 _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5)
 
 
@@ -53,8 +53,7 @@ def _row(results: Results, panel: Panel, curve: Curve, base: Curve) -> Row:
     for goal in sorted((*GOALS, *LOSSES)):  # the lowest that both reach
         if time := effect(time_to(goal, "seconds"), results, curve, base):
             break
-    dataset: str = _DATASETS.get(curve.run.dataset["name"]) or curve.run.dataset["name"]
-    names = [dataset, panel.name, curve.label]
+    names = [dataset_title(curve.run.dataset["name"]), panel.name, curve.label]
     shown = [n for n in dict.fromkeys(names) if n not in ("DBN", "comparison")]
     name = f"{results.study.reference}: {', '.join(shown)}"
     error = effect(final("test_error"), results, curve, base)

@@ -1,6 +1,7 @@
 r"""What figures show, from results alone; and their files: PNG for a page, SVG for print."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from whitenorm.lab.reporting.style import FIGURE_STYLE, GREY, PALETTE, colours
 from whitenorm.lab.reporting.tables import span
 from whitenorm.lab.studies.results import Results, Series
 from whitenorm.lab.studies.study import Panel, View
-from whitenorm.lab.studies.wording import axis_title
+from whitenorm.lab.studies.wording import CLASSES, axis_title, dataset_title
 
 Points = list[list[float]]
 _STYLE: Any = {**FIGURE_STYLE, "font.size": 10, "legend.fontsize": 9, "lines.linewidth": 1.6}
@@ -48,15 +49,23 @@ def line_plots(results: Results, view: View) -> list[Plot]:
         for title, some in by_title.items():
             if lines := results.across(view, some):
                 names = {float(i): p.name.rpartition(", ")[2] for i, p in enumerate(some)}
-                plots.append(Plot(title, some[0], lines, "", names))
+                plots.append(Plot(_titled(title, some[0]), some[0], lines, "", names))
         return plots
     for panel in panels:
         if lines := results.series(view, panel):
             values = sorted({x for line in lines for x in line.x})
             few = "x" in view.log and len(values) <= 10
             ticks = {value: f"{value:g}" for value in values} if few else {}
-            plots.append(Plot(panel.name, panel, lines, axis_title(view, "x"), ticks))
+            title = _titled(panel.name, panel)
+            plots.append(Plot(title, panel, lines, axis_title(view, "x"), ticks))
     return plots
+
+
+def _titled(name: str, panel: Panel) -> str:
+    """The name of a panel, with its data set if it doesn't say that."""
+    dataset = panel.curves[0].run.dataset["name"]
+    title = dataset_title(dataset)
+    return name if dataset == "none" or title.lower() in name.lower() else f"{title}: {name}"
 
 
 def seeds_of(line: Series) -> int:
@@ -110,7 +119,7 @@ def draw(results: Results, view: View) -> Figure | None:
     columns = min(len(plots), 2 if len(plots) <= 6 else 3)
     rows = math.ceil(len(plots) / columns)
     figure = Figure(figsize=(0.6 + 4.2 * columns, 0.6 + 3.1 * rows), layout="constrained")
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
     for plot, axes in zip(plots, grid, strict=False):
         _draw_plot(view, plot, axes)
     for axes in grid[len(plots) :]:
@@ -118,7 +127,10 @@ def draw(results: Results, view: View) -> Figure | None:
     figure.suptitle(view.title, fontsize=11)
     seeds = {seeds_of(line) for plot in plots for line in plot.lines}
     kind = "geometric mean" if "y" in view.log else "mean"
-    note = f"lines: {kind} over {span(seeds)} seeds; bands: from the smallest to the largest"
+    spread = "bands: from the smallest to the largest" if view.kind == "across" else "thin: seeds"
+    note = f"thick: {kind} over {span(seeds)} seeds; {spread}"
+    if any(r.status == "diverged" for plot in plots for line in plot.lines for r in line.records):
+        note += "; diverged runs are left out"
     _add_legends(figure, grid[: len(plots)], "lines: one seed" if seeds == {1} else note)
     return figure
 
@@ -138,7 +150,21 @@ def _draw_plot(view: View, plot: Plot, axes: Any) -> None:
             markersize=4,
             label=line.name if solid else None,
         )
-        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+        if view.kind == "across":
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+            continue
+        probe, dot, _ = line.column.rpartition(".")
+        for record in line.records:
+            if record.status == "finished":
+                x, y = record.column(probe + dot + view.x), record.column(line.column)
+                values = [math.nan if v is None else v for v in y]
+                axes.plot(x, values, color=colour, alpha=0.35, linewidth=0.6)
+    if any("error" in column for column in view.y):
+        _draw_chance(plot, axes)
+    if view.crossing and (found := crossing(plot.lines, view)):
+        axes.axvline(found[0], color=_PALE, linewidth=0.8, linestyle=":")
+        words = f"{view.crossing[0]} falls behind {view.crossing[1]}\nat a loss of {found[1]:.1g}"
+        axes.annotate(words, found, (8, 24), textcoords="offset points", fontsize=8, color=_PALE)
     axes.set_title(plot.title, fontsize=10)
     axes.set(xlabel=plot.x_title, ylabel=axis_title(view, "y"))
     if "y" in view.log:
@@ -150,6 +176,40 @@ def _draw_plot(view: View, plot: Plot, axes: Any) -> None:
         size = 8 if view.kind == "across" else 10
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()), fontsize=size)
         axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _draw_chance(plot: Plot, axes: Any) -> None:
+    """The error of guessing, where the lines come near it."""
+    classes = CLASSES.get(plot.panel.curves[0].run.dataset["name"])
+    highest = max(value for line in plot.lines for value in line.high)
+    if classes and highest > 0.75 * (chance := 100 - 100 / classes):
+        axes.axhline(chance, color=_PALE, linewidth=0.8, linestyle=":")
+        place = ("axes fraction", "data")
+        axes.annotate(
+            "chance", (0.99, chance), xycoords=place, ha="right", va="bottom", fontsize=8
+        )
+
+
+def crossing(lines: Sequence[Series], view: View) -> tuple[float, float] | None:
+    """Where the first of a view's two labels falls behind the second; None if nowhere.
+
+    That is the lowest value to which it is no later: the abscissa there, and the value.
+    """
+    ours, other = (
+        next((x for x in lines if x.label == name), None) for name in view.crossing or ()
+    )
+    if ours is None or other is None:
+        return None
+    levels = sorted({*ours.mean, *other.mean})
+    times = [(_first(ours, level), _first(other, level), level) for level in levels]
+    reached = [(a, b, level) for a, b, level in times if max(a, b) < math.inf]
+    ahead = [(a, level) for a, b, level in reached if a <= b]
+    return ahead[0] if ahead and ahead[0][1] > reached[0][2] else None
+
+
+def _first(line: Series, level: float) -> float:
+    """The abscissa at which a line first is no higher than a level; infinite if it never is."""
+    return next((x for x, y in zip(line.x, line.mean, strict=True) if y <= level), math.inf)
 
 
 def plain_ticks(axes: Any) -> None:

@@ -207,6 +207,7 @@ FIG5 = Study(
             x="seconds",
             log="y",
             panels=("comparison",),
+            crossing=("DBN", "BN"),
         ),
         View("epochs", "Training loss over epochs", x="epoch", log="y", panels=("comparison",)),
     ),

@@ -236,6 +236,7 @@ class View:
     y: tuple[str, ...] = ("train_loss",)  # columns: the first is drawn solid, the second dashed
     log: str = ""  # logarithmic axes: "x", "y" or "xy"
     panels: tuple[str, ...] | None = None  # names; None for all
+    crossing: tuple[str, str] | None = None  # labels; where one's line falls behind the other's
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,25 @@ def metric_name(column: str) -> str:
     return _COLUMNS.get(column, column.replace("_", " ").replace(".", ": "))
 
 
+_DATASETS = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "digits": "digits",
+    "mnist": "MNIST",
+    "pie": "PIE",
+    "tiny-imagenet-20": "Tiny-ImageNet",
+    "yaleb": "Yale-B",
+}
+
+
+CLASSES = {"cifar10": 10, "cifar100": 100, "digits": 10, "mnist": 10, "pie": 68, "yaleb": 38}
+
+
+def dataset_title(name: str) -> str:
+    """A data set as it is written in titles."""
+    return _DATASETS.get(name, name)
+
+
 def axis_title(view: View, axis: str) -> str:
     """The title of a view's axis."""
     if axis == "x":
