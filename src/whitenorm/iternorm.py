@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm.arguments import RUNNING
-from whitenorm.layout import joined_matrices, spans_of
+from whitenorm.layout import joined_matrices
 from whitenorm.modules import DecorrelatedBatchNorm
 
 __all__ = ["ITERNORM", "IterNorm", "iternorm_state_dict"]
