@@ -60,6 +60,7 @@ class _Samplewise(nn.Module):
             "whitening": self.whitening,
             "shrinkage": self.shrinkage,
             "iterations": self.iterations,
+            "running": "whitening",  # nothing is averaged, and this is at hand
         }
 
     def _warn_of_few(self, elements: int, size: int, what: str, option: str) -> None:
