@@ -2,16 +2,36 @@ r"""What a layer and its function may be given, and the errors where it isn't th
 
 from __future__ import annotations
 
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whitenorm.shrinkage import ESTIMATES
 from whitenorm.whitening import WHITENINGS
 
-__all__ = ["RUNNING", "check_affine", "check_options", "check_tensors", "check_training"]
+__all__ = [
+    "RUNNING",
+    "check_affine",
+    "check_options",
+    "check_tensors",
+    "check_training",
+    "warn_user",
+]
 
 RUNNING = ("whitening", "covariance")
+_OURS = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
+
+
+def warn_user(message: str) -> None:
+    """Warns at the line of the user's that led here, past those of this package and of torch."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def check_options(

@@ -2,13 +2,12 @@ r"""The layers: Decorrelated Batch Normalization over 1d, 2d and 3d inputs, and 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
-from whitenorm.arguments import check_affine, check_options
+from whitenorm.arguments import check_affine, check_options, warn_user
 from whitenorm.compiled import present_whitening
 from whitenorm.distributed import ProcessGroup, Synchronized
 from whitenorm.functional import decorrelated_batch_norm, whitening_of_running_covariance
@@ -296,11 +295,10 @@ class DecorrelatedBatchNorm(nn.Module):
         size, count = min(self.group_size, self.num_features), input.numel() // self.num_features
         if 1 < count < size:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"a batch of {count} samples a channel cannot show how {size} channels vary: "
                 f"its covariance is singular, and eps={self.eps} decides the rest. Use "
-                f"shrinkage='auto', a larger batch or group_size <= {count}.",
-                stacklevel=3,
+                f"shrinkage='auto', a larger batch or group_size <= {count}."
             )
 
     def extra_repr(self) -> str:

@@ -6,13 +6,12 @@ The samples of a batch become the groups of one larger input, so that
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from whitenorm.arguments import check_affine, check_options
+from whitenorm.arguments import check_affine, check_options, warn_user
 from whitenorm.functional import decorrelated_batch_norm
 from whitenorm.layout import (
     Span,
@@ -69,11 +68,10 @@ class _Samplewise(nn.Module):
             return
         if 0 < elements < size:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"a sample of {elements} elements in each of {size} {what} cannot show how they "
                 f"vary: their covariance is singular, and eps={self.eps} decides the rest. Use "
-                f"shrinkage='auto' or {option} <= {elements}.",
-                stacklevel=4,
+                f"shrinkage='auto' or {option} <= {elements}."
             )
 
     def _option_names(self) -> str:

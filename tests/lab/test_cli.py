@@ -1,5 +1,6 @@
 """The command line: what it says, how it ends, and that it goes on where it was."""
 
+import errno
 import json
 import os
 import re
@@ -14,7 +15,11 @@ import pytest
 from tiny_study import comparables, tiny_study
 from typer.testing import CliRunner
 
+import whitenorm
 from whitenorm.lab.cli import app, terminal
+from whitenorm.lab.data.datasets import DATASETS
+from whitenorm.lab.networks.build import MODELS
+from whitenorm.lab.networks.methods import METHODS
 from whitenorm.lab.records.record import RecordFile
 from whitenorm.lab.studies import catalogue as studies
 
@@ -217,3 +222,118 @@ def test_ctrl_c_keeps_a_checkpoint_of_a_training(tmp_path):
         for name in ("stopped", "straight")
     ]
     assert comparables(ends[0]) == comparables(ends[1])
+
+
+# --- the first hour -----------------------------------------------------------------------------
+
+
+def test_the_version_is_said():
+    result = invoke("--version")
+    assert (result.exit_code, result.output.strip()) == (0, whitenorm.__version__)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "tiny", "--jobs", "1"],
+        ["demo"],
+        ["train", "--epochs", "1"],
+        ["bench", "--suite", "memory", "--quick"],
+    ],
+)
+def test_an_output_folder_that_is_a_file_is_one_sentence(tiny, arguments, tmp_path):
+    (tmp_path / "taken").write_text("")
+    result = invoke(*arguments, "--out", tmp_path / "taken")
+    assert result.exit_code == 1
+    output = plain(result.output)
+    assert "Traceback" not in output
+    last = output.strip().splitlines()[-1]
+    assert re.fullmatch(rf"error: .*{tmp_path / 'taken'}.*; give another --out", last)
+
+
+def test_a_full_disk_is_one_sentence(tiny, tmp_path, monkeypatch):
+    def full(self, record):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RecordFile, "append", full)
+    result = invoke("run", "tiny", "--jobs", "1", "--out", tmp_path)
+    assert result.exit_code == 1
+    last = plain(result.output).strip().splitlines()[-1]
+    assert last == "error: can't read or write: No space left on device; give another --out"
+
+
+def test_without_the_laboratory_the_command_says_how_to_install_it(tmp_path):
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')")
+    result = subprocess.run(
+        [sys.executable, "-m", "whitenorm.lab", "--version"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "typer isn't installed: pip install 'whitenorm[lab]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_unreadable_data_is_one_error_before_anything_runs(tmp_path):
+    folder = tmp_path / "data" / "yaleb"
+    folder.mkdir(parents=True)
+    (folder / "YaleB_32x32.mat").write_bytes(b"no MATLAB file")
+    result = invoke("run", "fig4", "--data", tmp_path / "data", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    last = plain(result.output).strip().splitlines()[-1]
+    assert last.startswith(f"error: {folder / 'YaleB_32x32.mat'}: ")
+    assert not (tmp_path / "out").exists()
+    output = plain(invoke("data", "--data", tmp_path / "data").output)
+    assert re.search(r"yaleb +unreadable", output)
+
+
+def test_a_study_whose_data_is_there_is_suggested(tmp_path):
+    output = plain(invoke("studies", "--data", tmp_path).output)
+    name = re.search(r"Run one: whitenorm run (\w+) --scale small", output)[1]
+    assert set(studies.STUDIES[name].scale("small").datasets()) <= {"digits", "none"}
+
+
+def test_help_has_whole_lists():
+    output = plain(invoke("train", "--help").output)
+    assert "..." not in output
+    for name in (*DATASETS, *MODELS, *METHODS):
+        assert name in output
+
+
+def test_every_epoch_of_a_short_training_is_said(tmp_path):
+    result = invoke("train", "--epochs", "7", "--out", tmp_path, "--no-tensorboard")
+    assert re.findall(r"^epoch (\d+)", plain(result.output), re.M) == list("1234567")
+
+
+def test_what_goes_into_a_pipe_is_not_wrapped():
+    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    result = subprocess.run(
+        [sys.executable, "-m", "whitenorm.lab", "studies"],
+        env={**environment, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name, study in studies.STUDIES.items():
+        assert f"{name:10}{study.reference}: {study.title}\n" in result.stdout
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_narrow_terminals_keep_names_whole(tiny, tmp_path, monkeypatch, width):
+    monkeypatch.setattr(terminal.console, "_width", width)
+    output = plain(invoke("run", "tiny", "--jobs", "1", "--out", tmp_path).output)
+    for name in ("plain", "BN", "DBN"):
+        assert re.search(rf"│ {name} +│", output)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_warnings_of_runs_are_said_once_and_by_the_command(jobs, tmp_path, monkeypatch):
+    study = tiny_study(epochs=1, batch_size=8)  # too few for groups of 16
+    monkeypatch.setitem(studies.STUDIES, "tiny", study)
+    result = invoke("run", "tiny", "--jobs", jobs, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert plain(result.output).count("cannot show how 16 channels vary") == 1
+    assert "warning of digits · DBN" in plain(result.output)

@@ -1,7 +1,10 @@
 r"""The ``whitenorm`` command: a module for each group of commands."""
 
+from typing import Annotated
+
 import typer
 
+import whitenorm
 from whitenorm.lab.cli.bench import bench
 from whitenorm.lab.cli.data import data_command
 from whitenorm.lab.cli.studies import demo, pages, report, run, studies
@@ -21,5 +24,22 @@ Start with `whitenorm demo`, see `whitenorm studies`, then for example `whitenor
 Data is looked for below `--data DIR`, or $WHITENORM_DATA; see `whitenorm data`.
 """,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(whitenorm.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 for _command in (demo, studies, run, report, train, data_command, bench, pages):
     app.command(_command.__name__.removesuffix("_command"))(reported()(_command))

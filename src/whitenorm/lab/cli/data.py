@@ -7,6 +7,7 @@ from rich.text import Text
 from typer import Option
 
 from whitenorm.lab.cli.terminal import Data, console
+from whitenorm.lab.data.for_run import unreadable
 from whitenorm.lab.data.sources import fetch, status
 
 
@@ -24,12 +25,17 @@ def data_command(
     for name in fetched or []:
         paths = fetch(name, data, progressbar=console.is_terminal)
         console.print(f"{name}: {len(paths)} files are there, and their checksums are right")
-    for row in status(data, checksum=check):
-        there = row.state in ("present", "embedded")
+    rows = status(data, checksum=check)
+    wrong = unreadable([row.name for row in rows if row.state == "present"], data)
+    for row in rows:
+        state = "unreadable" if row.name in wrong else row.state
+        there = state in ("present", "embedded")
         style = "green" if there else "red"
-        console.print(f"[bold]{row.name:18}[/][{style}]{row.state:11}[/]{escape(row.title)}")
+        console.print(f"[bold]{row.name:18}[/][{style}]{state:11}[/]{escape(row.title)}")
         lines = [f"looked for at {row.path}" if row.path else f"comes {row.where}"]
-        if not there:
+        if state == "unreadable":
+            lines.append(wrong[row.name])
+        elif not there:
             lines += [] if row.state == "missing" else row.missing
             lines.append(f"comes from {row.where}")
             if row.may_fetch:

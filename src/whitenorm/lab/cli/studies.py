@@ -64,7 +64,8 @@ def studies(data: terminal.Data = None) -> None:
             console.print(f"{'':10}{name:8}{scale.count():>4} runs  {scale.duration:33}  {needs}")
     if absent:
         console.print("For what is missing see [bold]whitenorm data[/].")
-    console.print("Run one: [bold]whitenorm run fig3 --scale small[/]")
+    there = [s for s in STUDIES.values() if not {*s.scale("small").datasets()} & absent.keys()]
+    console.print(f"Run one: [bold]whitenorm run {there[0].name} --scale small[/]")
 
 
 def run(

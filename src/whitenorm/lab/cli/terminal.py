@@ -1,5 +1,7 @@
 r"""Where commands write, the options that several have, and how they end."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +18,16 @@ from whitenorm.lab.execution.executors import ExecutorError
 from whitenorm.lab.records.record import RecordError
 from whitenorm.lab.training.checkpoints import CheckpointError
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+
+def _console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal, which doesn't wrap what goes into a file or pipe."""
+    stream = sys.stderr if stderr else sys.stdout
+    known = stream.isatty() or "COLUMNS" in os.environ
+    return Console(stderr=stderr, highlight=False, width=None if known else 1000)
+
+
+console = _console()
+errors = _console(stderr=True)
 
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 REPORTED = (BenchError, DataError, RecordError, CheckpointError, ExecutorError, ValueError)
@@ -45,6 +55,11 @@ def reported() -> Iterator[None]:
         raise Exit(INTERRUPTED) from None
     except REPORTED as error:
         errors.print(f"[red]error[/]: {escape(str(error))}", soft_wrap=True)
+        raise Exit(1) from None
+    except OSError as error:
+        where = f" at {error.filename}" if error.filename else ""
+        words = f"can't read or write{where}: {error.strerror or error}; give another --out"
+        errors.print(f"[red]error[/]: {escape(words)}", soft_wrap=True)
         raise Exit(1) from None
 
 

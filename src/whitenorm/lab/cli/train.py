@@ -2,6 +2,7 @@ r"""The command that trains a single configuration."""
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,26 +10,37 @@ from rich.console import Console
 from typer import Option
 
 from whitenorm.lab.cli import terminal
+from whitenorm.lab.data.datasets import DATASETS
 from whitenorm.lab.execution.jobs import Job
 from whitenorm.lab.execution.single import train_one
+from whitenorm.lab.networks.build import MODELS
+from whitenorm.lab.networks.methods import METHODS
 from whitenorm.lab.records.run import Run
+from whitenorm.lab.training.optim import OPTIMISERS
 from whitenorm.lab.training.replicas import number_of_replicas
 from whitenorm.lab.training.trainer import Interrupted
 
 SCHEDULES = (
     "`constant`; `halve` every `schedule.interval` updates; `steps`, times `schedule.factor` at "
-    "the epochs `schedule.at`."
+    "the epochs `schedule.at`; `one-cycle`, up until the epoch `schedule.peak` and down until "
+    "`schedule.epochs`."
 )
+
+
+def _names(table: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in table) + "."
+
+
 SYNC = "DBN layers whiten with the statistics of all replicas."
 RESUME = "Go on from this run's checkpoint in the output folder."
 LOG = "Log to DIR/tensorboard too, for `tensorboard --logdir`."
 
 
 def train(
-    dataset: Annotated[str, Option(help="`digits`, `mnist`, `cifar10`, ...")] = "digits",
-    model: Annotated[str, Option(help="`mlp`, `vgg-a`, `resnet`, `wrn`, ...")] = "mlp",
-    method: Annotated[str, Option(help="`plain`, `bn`, `ln`, `nnn`, `dbn`, ...")] = "dbn",
-    optimiser: Annotated[str, Option(help="`sgd` or `adam`.")] = "sgd",
+    dataset: Annotated[str, Option(help=_names(DATASETS))] = "digits",
+    model: Annotated[str, Option(help=_names(MODELS))] = "mlp",
+    method: Annotated[str, Option(help=_names(METHODS))] = "dbn",
+    optimiser: Annotated[str, Option(help=_names(OPTIMISERS))] = "sgd",
     lr: Annotated[float, Option(help="Learning rate at the start.")] = 0.1,
     momentum: Annotated[float | None, Option(help="Of SGD.")] = None,
     weight_decay: Annotated[float | None, Option(help="Of all parameters.")] = None,

@@ -53,6 +53,9 @@ class Dataset:
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
+_COMMON = ("size", "preprocess", "augment")  # options that every data set has
+
+
 @dataclass(frozen=True)
 class Row:
     """A row of ``DATASETS``.
@@ -76,6 +79,12 @@ def load_dataset(name: str, root: Path | str | None = None, **options: Any) -> D
     ``PREPROCESSING``; ``augment``, a key in ``AUGMENTATIONS``, or None.
     """
     return _prepare(name, options, lambda row, special: row.read(root, **special))
+
+
+def read_files(name: str, root: Path | str | None = None) -> None:
+    """Reads the files of a data set, for the errors if that can't be done."""
+    row = look_up(DATASETS, "data set", name)
+    row.read(root, **{key: v for key, v in row.options.items() if key not in _COMMON})
 
 
 def synthetic_dataset(name: str, n: int = 64, seed: int = 0, **options: Any) -> Dataset:
@@ -105,7 +114,7 @@ def _prepare(
     row = look_up(DATASETS, "data set", name)
     check_options("data set", name, options, row.options)
     special = {**row.options, **options}
-    size, preprocess, augment = (special.pop(key) for key in ("size", "preprocess", "augment"))
+    size, preprocess, augment = (special.pop(key) for key in _COMMON)
     choose("preprocess", preprocess, PREPROCESSING)
     choose("augment", augment, [None, *AUGMENTATIONS])
     x, y = [], []

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from whitenorm.lab.data.datasets import Dataset, load_dataset, synthetic_dataset
+from whitenorm.lab.data.datasets import Dataset, load_dataset, read_files, synthetic_dataset
 from whitenorm.lab.data.images import Pictures, load_imagefolder
-from whitenorm.lab.data.sources import folder_of, status
+from whitenorm.lab.data.sources import DataError, folder_of, status
 from whitenorm.lab.lookup import check_options, choose, look_up
 from whitenorm.lab.records.run import Run, canonical_json
 
@@ -61,6 +61,21 @@ def synthesize(run: Run, n: int) -> Dataset | None:
     left_out = ("stream", "colour") if run.dataset.get("stream") else ()
     options = {key: v for key, v in run.dataset.items() if key not in left_out}
     return synthetic_dataset(n=n, **options)
+
+
+def unreadable(names: Iterable[str], root: Path | None = None) -> dict[str, str]:
+    """Which of these data sets are there and can't be read, and for each what is wrong.
+
+    ImageNet isn't tried, which would take hours.
+    """
+    found = {}
+    for name in names:
+        if name not in ("none", "imagenet"):
+            try:
+                read_files(name, root)
+            except DataError as error:
+                found[name] = str(error)
+    return found
 
 
 def missing(names: Iterable[str], root: Path | None = None) -> dict[str, str]:

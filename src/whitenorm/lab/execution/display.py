@@ -32,6 +32,7 @@ class StudyDisplay(Observer):
         self.out = out
         self.seeds = seeds
         self.names: dict[str, str] = {}
+        self.warned: set[str] = set()
         self.bar = _bar(console)
         self.task = self.bar.add_task("", total=None)
 
@@ -45,6 +46,15 @@ class StudyDisplay(Observer):
             count = f"{finished} of {len(runs)}"
             self.console.print(f"[dim]{words}: {count} runs are recorded already")
         self.bar.reset(self.task, description=words, total=len(runs), completed=finished)
+
+    def warning(self, run: Run, text: str) -> None:
+        """Says what a run warned of, once for all runs."""
+        if text not in self.warned:
+            self.warned.add(text)
+            name = self.names.get(run.id, run.id)
+            self.console.print(
+                f"[yellow]warning[/] of {escape(f'{name}: {text}')}", soft_wrap=True
+            )
 
     def record(self, record: Record) -> None:
         """Says what a finished run came to."""
@@ -85,8 +95,9 @@ class TrainDisplay:
         self.bar.update(self.task, completed=iteration, total=trainer.total, rate=rate)
         point, (shown, last) = trainer.last_point(), self._shown
         reached = point.get("iteration") or 0.0
-        # A full batch may have a point an iteration; one a second is enough to read.
-        if reached > shown and (now - last > 1 or iteration == trainer.total):
+        # A long run may have a point an iteration; one a second is enough to read.
+        few = trainer.total <= 100 * trainer.point_every
+        if reached > shown and (few or now - last > 1 or iteration == trainer.total):
             self._shown = reached, now
             values = _values(point, ("train_loss", "train_error", "test_error"))
             line = f"epoch {point['epoch']:g}  {values}  [dim]{rate}[/]"

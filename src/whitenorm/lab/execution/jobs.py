@@ -5,12 +5,13 @@ import signal
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,14 +82,25 @@ def execute(job: Job, **options: Any) -> Record:
     )
 
 
-def attempt(job: Job) -> Record | Failure:
+class Attempt(NamedTuple):
+    """What came of a job, and the warnings on the way, which its process must not print."""
+
+    result: Record | Failure
+    warnings: tuple[str, ...] = ()
+
+
+def attempt(job: Job) -> Attempt:
     """Executes a job, perhaps in a worker process; an error becomes a :class:`Failure`."""
     if os.getpid() != job.owner:
         _end_with(job.owner)
-    try:
-        return execute(job)
-    except Exception as error:
-        return Failure(job.run, f"{type(error).__name__}: {error}", traceback.format_exc())
+    result: Record | Failure
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            result = execute(job)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            result = Failure(job.run, text, traceback.format_exc())
+    return Attempt(result, tuple(dict.fromkeys(str(warning.message) for warning in caught)))
 
 
 @cache  # once for each worker process

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from whitenorm.lab.data.for_run import missing
+from whitenorm.lab.data.for_run import missing, unreadable
 from whitenorm.lab.data.sources import DataError
 from whitenorm.lab.execution.executors import execute_all
 from whitenorm.lab.execution.jobs import Failure, Job, attempt, checkpoint_path
@@ -33,6 +33,9 @@ class Observer:
 
     def phase(self, name: str, plan: Scale, runs: Sequence[Run], finished: int) -> None:
         """A phase begins, "grid" or "seeds"; ``finished`` of its runs are recorded already."""
+
+    def warning(self, run: Run, text: str) -> None:
+        """A run warned of something."""
 
     def record(self, record: Record) -> None:
         """A run has finished, and its record is written."""
@@ -86,6 +89,8 @@ def run_study(
     if not panels:
         raise DataError(f"no data for {study.name}: " + "; ".join(left_out.values()))
     plan = replace(plan, panels=panels)
+    for problem in unreadable(plan.datasets(), data).values():
+        raise DataError(problem)
     failures: list[Failure] = []
     with RecordFile.of(out, study.name, scale) as file:
         records = file.read()
@@ -94,7 +99,9 @@ def run_study(
             todo = [run for run in runs if run.id not in records]
             jobs = [Job(run, study.name, scale, out, data, **options) for run in todo]
             observer.phase(phase, plan, runs, len(runs) - len(jobs))
-            for done in execute_all(executor, attempt, jobs, workers) if jobs else ():
+            for done, warned in execute_all(executor, attempt, jobs, workers) if jobs else ():
+                for text in warned:
+                    observer.warning(done.run, text)
                 if isinstance(done, Failure):
                     failures.append(done)
                     path = trace_path(out, done.run)

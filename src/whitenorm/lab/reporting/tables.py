@@ -150,7 +150,8 @@ def terminal(table: Table) -> RichTable:
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
     for name, kind in table.head.items():
         justify: Any = "right" if kind == "number" else "left"
-        drawn.add_column(Text(name), justify=justify, no_wrap=kind == "status", overflow="fold")
+        whole = kind == "status" or name in ("curve", "where")
+        drawn.add_column(Text(name), justify=justify, no_wrap=whole, overflow="fold")
     for row in table.rows:
         cells = [Text(cell) for cell in row]
         for kind, cell in zip(table.head.values(), cells, strict=True):

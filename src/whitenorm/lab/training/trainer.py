@@ -275,8 +275,13 @@ class Trainer:
             sums = [loss.detach() * len(part), wrong, torch.full_like(wrong, len(part))]
             self._sums += torch.stack([value.double() for value in sums])
 
+    @property
+    def point_every(self) -> int:
+        """Iterations between points of the curve."""
+        return self.run.evaluate_every or self.batches.iterations_per_epoch
+
     def _point_is_due(self) -> bool:
-        every = self.run.evaluate_every or self.batches.iterations_per_epoch
+        every = self.point_every
         first = self.iteration == 1 and self.batches.full
         return first or self.iteration % every == 0 or self.iteration == self.total
 
