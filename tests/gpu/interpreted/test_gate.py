@@ -206,6 +206,15 @@ def test_a_device_that_is_too_old_is_named(monkeypatch):
     assert gate.unmet_requirement("cpu") == "the device is cpu, not cuda"
 
 
+def test_the_check_works_where_no_gradients_are_recorded(state):
+    """As while statistics are computed anew; training comes after."""
+    layer = DecorrelatedBatchNorm1d(6, group_size=4)
+    gate.enable()
+    with torch.inference_mode():
+        layer(X.detach().clone())
+    assert list(state.verdicts.values()) == [True]
+
+
 def test_inference_is_not_touched(state, calls):
     layer = DecorrelatedBatchNorm1d(6, group_size=4)
     layer(X.detach())
