@@ -70,8 +70,8 @@ def test_a_gpu_with_little_memory_leaves_out_what_is_too_large(tmp_path):
     whole = device_suite("cpu", quick=True)
     small, *_ = whole.cases
     large = replace(small, name="large", alternatives={"bn": fails, "dbn-g16": fails})
-    said = []
-    path = run_suite(replace(whole, cases=[large, small]), tmp_path, rounds=1, progress=said.append)
+    suite, said = replace(whole, cases=[large, small]), []
+    path = run_suite(suite, tmp_path, rounds=1, progress=said.append)
     assert [case["name"] for case in json.loads(path.read_text())["cases"]] == [small.name]
     assert "left out: large needs more memory than there is" in said
 
