@@ -39,12 +39,12 @@ def errors(x, dy, group_size, eps=1e-5):
     return worst_channel(y, expected), worst_channel(gradient, expected_gradient)
 
 
-def errors_at_ties(x, dy, group_size, eps=1e-5):
+def errors_at_ties(x, dy, group_size, eps=1e-5, on=True):
     """Where the paper's Algorithm 2 divides by zero: against torch's path in float64."""
-    found = forward_backward(x, dy, group_size=group_size, eps=eps)
-    gate.disable()
-    expected = forward_backward(x.double(), dy.double(), group_size=group_size, eps=eps)
-    gate.enable()
+    with gate.switched(on):
+        found = forward_backward(x, dy, group_size=group_size, eps=eps)
+    with gate.switched(False):
+        expected = forward_backward(x.double(), dy.double(), group_size=group_size, eps=eps)
     # Some channels are zero throughout.
     scales = [(e.norm() / e.shape[1] ** 0.5).clamp(min=1e-300) for e in expected]
     return [
@@ -119,8 +119,11 @@ def test_ties_in_float64(name):
 
 @pytest.mark.parametrize("name", some(["dead channels"], AT_TIES))
 def test_ties_in_float32(name):
+    """Two samples lose more in float32, on any path: no more here than on torch's."""
     x = AT_TIES[name]().float()
-    assert max(errors_at_ties(x, correlated(x.shape, 1).float(), 8)) <= 1e-4
+    dy = correlated(x.shape, 1).float()
+    ours, theirs = (errors_at_ties(x, dy, 8, on=on) for on in (True, False))
+    assert max(ours) <= max(1e-4, *theirs)
 
 
 @pytest.fixture(params=[True, False], ids=["few samples", "many samples"])
