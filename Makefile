@@ -30,7 +30,7 @@ format: $(VENV)/.dev
 # One environment; the demo needs the laboratory only, the tests everything but the site's tools.
 $(VENV)/.lab $(VENV)/.dev $(VENV)/.all $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@
 
 clean:

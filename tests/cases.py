@@ -1,5 +1,6 @@
 """What the tests run over: shapes, group sizes, and data that other implementations fail on."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -19,6 +20,11 @@ SHAPES = {
     "NCHW": (DecorrelatedBatchNorm2d, (8, 12, 5, 4)),
     "NCDHW": (DecorrelatedBatchNorm3d, (4, 12, 3, 4, 2)),
 }
+
+
+def some(chosen, every):
+    """All of a list as parameters, those that weren't chosen as slow ones."""
+    return [e if e in chosen else pytest.param(e, marks=pytest.mark.slow) for e in every]
 
 
 def correlated(shape, seed=0, dtype=torch.float64):

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.distributed as dist
 from cases import colouring, correlated
@@ -68,9 +69,10 @@ def one_layer(rank, sizes, *options):
 
         return call
 
-    for name in counts:
-        setattr(dist, name, counted(name))
-    return {**forward_backward(layer, xs[rank], dys[rank]), "collectives": counts}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in counts:
+            patch.setattr(dist, name, counted(name))
+        return {**forward_backward(layer, xs[rank], dys[rank]), "collectives": counts}
 
 
 def make_network():

@@ -3,7 +3,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from cases import WHITENINGS
+from cases import WHITENINGS, some
 from torch import fx, nn
 from torch.export import Dim
 from transformers import ResNetConfig, ResNetForImageClassification
@@ -102,12 +102,17 @@ AFFINE = {"pre-activation": 2, "coloured": 1}
 
 CASES = [(name, running, False) for name in MODELS for running in ("whitening", "covariance")]
 CASES += [(name, "whitening", True) for name in MODELS]
+QUICK = [("mlp", "whitening", False), ("pre-activation", "whitening", False)]
+QUICK += [(name, "covariance", False) for name in ("mlp", "resnet", "vgg")]
+QUICK += [(name, "whitening", True) for name in ("vgg", "pre-activation")]
 COMPILED = [("mlp", "whitening", False), ("mlp", "covariance", False), ("vgg", "whitening", False)]
 COMPILED += [("resnet", "covariance", False), ("pre-activation", "whitening", True)]
 COMPILED += [("coloured", "covariance", False)]
 
 
-@pytest.fixture(params=CASES, ids=lambda c: f"{c[0]}-{c[1]}{'-folded' if c[2] else ''}")
+@pytest.fixture(
+    params=some(QUICK, CASES), ids=lambda c: f"{c[0]}-{c[1]}{'-folded' if c[2] else ''}"
+)
 def case(request):
     """A model that has seen some batches, in inference mode, folded or not, and two inputs."""
     name, running, folded = request.param

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import reference
 import torch
-from cases import SHAPES, WHITENINGS, colouring, correlated, covariance
+from cases import SHAPES, WHITENINGS, colouring, correlated, covariance, some
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -444,14 +444,15 @@ COMPILES = pytest.mark.filterwarnings(
 @pytest.mark.parametrize(
     ("channels", "whitening", "affine"),
     [
-        *[(channels, whitening, True) for channels in (8, 10) for whitening in WHITENINGS],
-        (8, "newton", "matrix"),
+        *[(10, whitening, True) for whitening in WHITENINGS],
         (10, "zca", "matrix"),
+        *[pytest.param(8, w, True, marks=pytest.mark.slow) for w in WHITENINGS],
+        pytest.param(8, "newton", "matrix", marks=pytest.mark.slow),
     ],
 )
 def test_compiled_training_is_eager_training(channels, whitening, affine):
     torch.compiler.reset()
-    options = {"affine": affine, "group_size": 4, "whitening": whitening}
+    options = {"affine": affine, "group_size": 4, "whitening": whitening, "iterations": 2}
     eager = DecorrelatedBatchNorm2d(channels, **options).double()
     nn.init.normal_(eager.weight)
     other = copy.deepcopy(eager)
@@ -577,7 +578,7 @@ def test_tensors_without_values_pass_through():
 
 
 @COMPILES
-@RUNNING
+@pytest.mark.parametrize("running", some(["covariance"], ["whitening", "covariance"]))
 def test_compiled_code_of_inductor_gives_eagers_results(running):
     torch.compiler.reset()
     layer = DecorrelatedBatchNorm2d(8, group_size=4, running=running)

@@ -14,6 +14,8 @@ LAYOUTS = {
     "maps": correlated((5, 6, 9, 9)),
     "small maps": correlated((40, 6, 2, 2)),
     "channels last": correlated((5, 6, 9, 9)).contiguous(memory_format=torch.channels_last),
+    "rows of many groups": correlated((300, 24)),
+    "channels last, many groups": correlated((5, 30, 9, 9)).to(memory_format=torch.channels_last),
     "one image": correlated((1, 6, 40, 40)),
     "long images": correlated((2, 6, 70, 70)),
 }
@@ -61,7 +63,8 @@ def test_sums_are_of_g_and_of_its_products(x, shifted):
 @SHIFTED
 def test_apply_writes_the_sum_of_its_terms(x, shifted):
     g, shift, rows = correlated(x.shape, 1), shift_of(x, shifted), is_channels_last(x)
-    P, Q, constant = correlated((2, 3, 3), 2), correlated((2, 3, 3), 3), correlated((2, 3, 1), 4)
+    groups = x.shape[1] // 3
+    P, Q, constant = (correlated((groups, 3, n), seed) for n, seed in ((3, 2), (3, 3), (1, 4)))
     out = new_output(x, rows)
     first = passes.Term(P, grouped(g, 3, rows))
     passes.apply(grouped(out, 3, rows), constant, first, passes.Term(Q, view_of(x), shift))

@@ -7,6 +7,7 @@ from whitenorm.gpu import gate
 
 
 def one_layer(rank, sizes, on):
+    gate._state = gate._State()
     gate._state.counts_as_gpu = ("cuda", "cpu")
     gate._state.dtypes = (*gate.DTYPES, torch.float64)
     gate._check = lambda kind: True

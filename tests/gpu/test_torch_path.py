@@ -53,6 +53,7 @@ class Operations(TorchDispatchMode):
             "new_empty",
             "new_empty_strided",
             "empty_like",
+            "_unsafe_view",
             "promote_types",
             "detach",
         )
@@ -96,7 +97,9 @@ def test_the_input_is_copied_once_forward_and_once_backward(whitening):
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize(("whitening", "most"), [("zca", (43, 42)), ("cholesky", (43, 40))])
+@pytest.mark.parametrize(
+    ("whitening", "most"), [("zca", (43, 42)), ("cholesky", (43, 40)), ("newton", (67, 133))]
+)
 def test_small_calls_are_no_more_than_documented(whitening, most):
     paper = {"running": "whitening", "shrinkage": 0.0}
     layer = DecorrelatedBatchNorm2d(32, whitening=whitening, **paper)

@@ -6,33 +6,33 @@ import sys
 
 PROGRAM = """
 import sys
-{before}
+sys.modules["triton"] = None
 import torch, whitenorm
 from whitenorm import gpu
-layer = whitenorm.DecorrelatedBatchNorm2d(8, group_size=4)
-x = torch.randn(4, 8, 3, 3, requires_grad=True)
-layer(x).sum().backward()
+assert gpu.is_enabled()
+
+def train():
+    layer = whitenorm.DecorrelatedBatchNorm2d(8, group_size=4)
+    x = torch.randn(4, 8, 3, 3, requires_grad=True)
+    layer(x).sum().backward()
+    assert gpu.unmet_requirement("cpu") == "the device is cpu, not cuda"
+    assert "whitenorm.gpu.kernels" not in sys.modules
+
+train()
+gpu.disable()
+train()
+del sys.modules["triton"]  # as where it is installed
 gpu.enable()
-layer(x).sum().backward()
-print(gpu.unmet_requirement("cpu"), "whitenorm.gpu.kernels" in sys.modules)
+train()
 """
 
 
-def run(before, **variables):
-    environment = {**os.environ, **variables}
-    program = PROGRAM.format(before=before)
+def test_nothing_needs_triton_and_nothing_imports_it_on_a_machine_without_a_gpu():
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "WHITENORM_TRITON": "auto"},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_nothing_needs_triton():
-    missing = 'sys.modules["triton"] = None'
-    assert run(missing, WHITENORM_TRITON="auto") == "the device is cpu, not cuda False"
-
-
-def test_kernels_are_not_imported_on_a_machine_without_a_gpu():
-    assert run("", WHITENORM_TRITON="auto").endswith("False")

@@ -199,7 +199,7 @@ def test_ctrl_c_keeps_what_a_study_has(tmp_path):
 
 
 def test_ctrl_c_keeps_a_checkpoint_of_a_training(tmp_path):
-    options = ["train", "--method", "dbn", "--epochs", 80, "--seed", 5, "--threads", 1]
+    options = ["train", "--method", "dbn", "--epochs", 40, "--seed", 5, "--threads", 1]
     with started(*options, "--out", tmp_path / "stopped") as process:
         for line in process.stdout:
             if line.startswith("epoch"):
@@ -207,7 +207,7 @@ def test_ctrl_c_keeps_a_checkpoint_of_a_training(tmp_path):
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert re.search(r"Stopped: stopped after \d+ of 880 updates; the state is in", output)
+    assert re.search(r"Stopped: stopped after \d+ of 440 updates; the state is in", output)
     (checkpoint,) = (tmp_path / "stopped" / "checkpoints").iterdir()
     assert checkpoint.stat().st_size > 1000
     refused = invoke(*options, "--out", tmp_path / "stopped")

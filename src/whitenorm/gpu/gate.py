@@ -28,6 +28,7 @@ VARIABLE = "WHITENORM_TRITON"
 CAPABILITY = (8, 0)  # bfloat16, products in float64
 VERSION = (3, 5)  # of Triton: products in float64
 LARGEST = 32  # channels of a group
+MOST = 2**30  # samples, so that where a part of them ends is a number of 32 bits
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Relative errors of float32 that pass; products in TF32 would be off by 3e-4.
 TOLERANCE = 1e-5
@@ -167,7 +168,7 @@ def _accepts(
         return False
     channels = x.shape[1]
     size, count = min(group_size, channels), x.numel() // channels
-    if size > LARGEST or not 0 < count < 2**31 or _is_transformed(x):
+    if size > LARGEST or not 0 < count < MOST or _is_transformed(x):
         return False
     passes: bool = _passes_check(
         str(x.device),
@@ -232,7 +233,7 @@ def _warn(text: str) -> None:
 def _check(kind: Kind) -> bool:
     """Compares both paths on made-up data; warns where they differ or one raises."""
     try:
-        with torch.random.fork_rng([]), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             error = _difference(kind)
     except Exception as raised:  # whatever Triton or the driver may throw
         _warn(f"the Triton path failed on {kind} ({raised!r}). torch's is used.")

@@ -23,12 +23,14 @@ def inputs(rows=False, affine=True):
     return *(t if t is None else t.requires_grad_() for t in tensors), 1e-5, 3, 0.1, False
 
 
-@pytest.mark.parametrize("rows", [False, pytest.param(True, marks=SLOW)])
-@pytest.mark.parametrize("affine", [True, pytest.param(False, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("affine", [True, False])
 def test_whiten_is_an_operator_by_torchs_own_checks(rows, affine):
     opcheck(operators.whiten, inputs(rows, affine))
 
 
+@SLOW
 @pytest.mark.parametrize("of_input", [True, False])
 def test_the_other_operators_are_too(of_input):
     x, weight, bias, eps, group_size, *_ = inputs()
@@ -57,6 +59,7 @@ def test_gradients_are_those_of_finite_differences(name):
     assert torch.autograd.gradcheck(whitened, (x, *affine), fast_mode=True)
 
 
+@SLOW
 def test_gradients_of_gradients_are_those_of_the_torch_path():
     x = tuple(t for t in (correlated((5, 3)), *correlated((2, 3), 1)))
     results = []

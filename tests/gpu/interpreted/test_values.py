@@ -4,7 +4,7 @@ import pytest
 import reference
 import torch
 from accuracy import forward_backward, worst_channel
-from cases import correlated, tied
+from cases import correlated, some, tied
 
 from whitenorm import DecorrelatedBatchNorm2d, decorrelated_batch_norm
 from whitenorm.gpu import gate, launch
@@ -39,26 +39,18 @@ def errors(x, dy, group_size, eps=1e-5):
     return worst_channel(y, expected), worst_channel(gradient, expected_gradient)
 
 
-def errors_at_ties(x, dy, group_size, eps=1e-5):
+def errors_at_ties(x, dy, group_size, eps=1e-5, on=True):
     """Where the paper's Algorithm 2 divides by zero: against torch's path in float64."""
-    found = forward_backward(x, dy, group_size=group_size, eps=eps)
-    gate.disable()
-    expected = forward_backward(x.double(), dy.double(), group_size=group_size, eps=eps)
-    gate.enable()
+    with gate.switched(on):
+        found = forward_backward(x, dy, group_size=group_size, eps=eps)
+    with gate.switched(False):
+        expected = forward_backward(x.double(), dy.double(), group_size=group_size, eps=eps)
     # Some channels are zero throughout.
     scales = [(e.norm() / e.shape[1] ** 0.5).clamp(min=1e-300) for e in expected]
     return [
         ((a.double() - b).transpose(0, 1).flatten(1).norm(dim=1).max() / scale).item()
         for a, b, scale in zip(found, expected, scales, strict=True)
     ]
-
-
-SLOW = pytest.mark.slow
-
-
-def some(chosen, every):
-    """All of a list as parameters, those that weren't chosen as slow ones."""
-    return [each if each in chosen else pytest.param(each, marks=SLOW) for each in every]
 
 
 @pytest.mark.parametrize("name", some(["rows", "maps", "channels last"], FORMATS))
@@ -72,7 +64,7 @@ def test_every_dtype(name, dtype):
     assert max(errors(*example(name, dtype), 4)) <= DTYPES[dtype]
 
 
-@pytest.mark.parametrize("k", some((1, 16, 23), range(1, 33)))
+@pytest.mark.parametrize("k", some((1, 23), range(1, 33)))
 def test_every_group_size_with_a_remainder(k):
     shape = (3 * k + 20, k + (k + 1) // 2 if k > 1 else 3)
     assert max(errors(correlated(shape).float(), correlated(shape, 1).float(), k)) <= 1e-5
@@ -119,8 +111,11 @@ def test_ties_in_float64(name):
 
 @pytest.mark.parametrize("name", some(["dead channels"], AT_TIES))
 def test_ties_in_float32(name):
+    """Two samples lose more in float32, on any path: no more here than on torch's."""
     x = AT_TIES[name]().float()
-    assert max(errors_at_ties(x, correlated(x.shape, 1).float(), 8)) <= 1e-4
+    dy = correlated(x.shape, 1).float()
+    ours, theirs = (errors_at_ties(x, dy, 8, on=on) for on in (True, False))
+    assert max(ours) <= max(1e-4, *theirs)
 
 
 @pytest.fixture(params=[True, False], ids=["few samples", "many samples"])
@@ -201,7 +196,7 @@ def test_running_statistics_are_those_of_the_torch_path(running, momentum):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in the interpreter
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", some([torch.inf], [torch.nan, torch.inf]))
 def test_a_batch_with_nan_or_inf_spoils_its_groups_and_no_running_statistics(bad):
     layer = DecorrelatedBatchNorm2d(7, group_size=4)
     x = correlated((4, 7, 3, 5)).float()
@@ -217,7 +212,7 @@ def test_a_batch_with_nan_or_inf_spoils_its_groups_and_no_running_statistics(bad
     assert all(torch.equal(a, b) for a, b in zip(layer.buffers(), before, strict=True))
 
 
-@pytest.mark.parametrize("shrinkage", ["auto", "bounded", 0.3])
+@pytest.mark.parametrize("shrinkage", some(["bounded"], ["auto", "bounded", 0.3]))
 def test_shrinkage_is_that_of_the_torch_path(shrinkage):
     x, dy = example("maps", torch.float64)
     options = {"group_size": 4, "shrinkage": shrinkage}

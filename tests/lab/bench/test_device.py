@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,6 +57,25 @@ def test_values_are_checked_before_anything_is_measured(monkeypatch):
         device._layer(device.SMALL[0], "dbn-g16", torch.device("cpu"))
 
 
+def test_labels_of_a_profile_are_no_launches():
+    found = [("DeviceType.CUDA", False), ("DeviceType.CUDA", True), ("DeviceType.CPU", False)]
+    events = [SimpleNamespace(device_type=kind, is_user_annotation=u) for kind, u in found]
+    assert device._launches(events) == 1
+
+
+def test_a_gpu_with_little_memory_leaves_out_what_is_too_large(tmp_path):
+    def fails():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    whole = device_suite("cpu", quick=True)
+    small, *_ = whole.cases
+    large = replace(small, name="large", alternatives={"bn": fails, "dbn-g16": fails})
+    suite, said = replace(whole, cases=[large, small]), []
+    path = run_suite(suite, tmp_path, rounds=1, progress=said.append)
+    assert [case["name"] for case in json.loads(path.read_text())["cases"]] == [small.name]
+    assert "left out: large needs more memory than there is" in said
+
+
 def fails():
     with device._path_of("triton-g16"):
         assert gate.is_enabled()
@@ -72,6 +93,7 @@ def test_a_machine_without_a_gpu_is_told(tmp_path, monkeypatch):
     for options, words in (
         (["--device", "cuda"], "has no CUDA device; use a machine with one"),
         (["--device", "cuda", "--suite", "layer"], "--suite is for the CPU"),
+        (["--device", "mps"], "--device must be 'cpu' or 'cuda', got 'mps'"),
     ):
         done = CliRunner().invoke(app, ["bench", *options, "--out", str(tmp_path)])
         assert done.exit_code == 1

@@ -11,7 +11,9 @@ import torch
 from replica_training import train_replica
 from replicas import run_replicas
 from tiny_study import BASE, assert_same, without_times
+from typer.testing import CliRunner
 
+from whitenorm.lab.cli import app
 from whitenorm.lab.data.datasets import synthetic_dataset
 from whitenorm.lab.data.for_run import load
 from whitenorm.lab.execution.jobs import checkpoint_path
@@ -143,7 +145,7 @@ def recorded(out, run):
     return record, Checkpoint(checkpoint_path(out, run)).load(run, CPU)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path, replicas):
     """SIGKILL after two of four epochs or more: the same weights, optimiser and record."""
     run = RUN.changed({"replicas": replicas})
@@ -218,7 +220,8 @@ def test_an_error_of_a_training_is_said_once_and_ends_it(tmp_path):
 
 def test_the_events_of_tensorboard_are_the_points_of_the_record(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    subprocess.run(command(1, tmp_path), env=environment(), check=True)
+    done = CliRunner().invoke(app, ["train", *SETTINGS, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
     record, _ = recorded(tmp_path, RUN)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard" / RUN.id))
     events.Reload()

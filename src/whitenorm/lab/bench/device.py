@@ -2,7 +2,7 @@ r"""BatchNorm, torch's path and the Triton path on a GPU: time, memory, launches
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,6 +36,8 @@ CAPTURED = ("bn", "triton-g16", "newton-g16", "cholesky-g16", "dbn-g16")  # what
 
 def suite(device: str, quick: bool = False) -> Suite:
     """What is measured on a device: under ten minutes, or small cases in no time."""
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise BenchError(f"--device must be 'cpu' or 'cuda', got {device!r}")
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BenchError(f"torch {torch.__version__} has no CUDA device; use a machine with one")
@@ -112,10 +114,10 @@ def _module(name: str, channels: int, ndim: int, device: torch.device) -> nn.Mod
 
 
 def _tensors(given: Layer, device: torch.device) -> tuple[Tensor, Tensor]:
-    generator, dtype = torch.Generator().manual_seed(0), getattr(torch, given.dtype)
-    x, g = (torch.randn(given.shape, generator=generator) for _ in range(2))
+    generator, dtype = torch.Generator(device).manual_seed(0), getattr(torch, given.dtype)
+    x, g = (torch.randn(given.shape, generator=generator, device=device) for _ in range(2))
     x = (x + 0.5 * x.roll(1, 1)).add_(0.5)
-    x, g = x.to(device, dtype), g.to(device, dtype)
+    x, g = x.to(dtype), g.to(dtype)
     if given.layout == "channels_last":
         x, g = (t.to(memory_format=torch.channels_last) for t in (x, g))
     return x.requires_grad_(), g
@@ -172,20 +174,26 @@ def _network(network: Network, name: str, device: torch.device) -> Sampler:
 def _facts(
     make: Callable[..., Callable[[], object]], given: Any, name: str, device: torch.device
 ) -> dict[str, int]:
-    """Kernels that one step launches, and the most bytes that are allocated at once."""
+    """Kernels that one step launches, and the most bytes that it and its tensors take at once."""
     if device.type != "cuda":
         return {}
+    others = torch.cuda.memory_allocated(device)  # of the alternatives that were measured
     step = make(given, name, device)
     step()
     torch.cuda.reset_peak_memory_stats(device)
     step()
-    memory = torch.cuda.max_memory_allocated(device)
+    memory = torch.cuda.max_memory_allocated(device) - others
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as profiler:
         step()
         _wait(device)
-    launches = [e for e in profiler.events() if str(e.device_type).endswith("CUDA")]
-    return {"launches": len(launches), "memory": memory}
+    return {"launches": _launches(profiler.events()), "memory": memory}
+
+
+def _launches(events: Iterable[Any]) -> int:
+    """How many of a profiler's events are work of a GPU: kernels and copies, not their labels."""
+    of_gpu = [e for e in events if str(e.device_type).endswith("CUDA")]
+    return sum(not e.is_user_annotation for e in of_gpu)
 
 
 def _extras(device: torch.device) -> dict[str, Any]:
@@ -222,18 +230,19 @@ def _described(device: torch.device) -> dict[str, Any]:
 def _is_capturable(name: str, device: torch.device) -> bool:
     """Whether forward and backward of a layer can be captured in a CUDA graph, and replayed."""
     step = _layer_step(Layer((64, 64, 16, 16)), name, device)
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            step()
-        graph.replay()
-        _wait(device)
-    except RuntimeError:
-        return False
-    return True
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                step()
+            graph.replay()
+            _wait(device)
+        except (RuntimeError, BenchError):  # of torch, or what the Triton path has warned of
+            return False
+        return True

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from whitenorm.lab.bench.harness import BenchError, Suite, measure
 from whitenorm.lab.bench.machine import describe, disturbances, keep_memory, time_constant_work
 from whitenorm.lab.bench.suites import SUITES
@@ -41,7 +43,10 @@ def run_suite(
     environment, constant_work, found = describe(), time_constant_work(), []
     for number, case in enumerate(cases, start=1):
         progress(f"{number}/{len(cases)} {case.name}")
-        found.append(measure(case, rounds))
+        try:
+            found.append(measure(case, rounds))
+        except torch.OutOfMemoryError:  # of a GPU
+            progress(f"left out: {case.name} needs more memory than there is")
         constant_work += time_constant_work()
     reasons = disturbances(constant_work)
     for reason in reasons:

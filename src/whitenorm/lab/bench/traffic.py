@@ -46,11 +46,14 @@ def least_ratio(gpu: str, group_size: int, itemsize: int) -> float:
 
 def traffic_table() -> str:
     """Traffic of each pass, and the least ratios, for the page."""
-    rows = []
-    for name, each in PASSES.items():
-        ours, theirs = (each.reads, each.writes), BATCH_NORM[name]
-        traffic = [" / ".join(str(4 * n) for n in counts) for counts in (ours, theirs)]
-        rows.append((f"`{name}`", traffic[0], f"{each.products} k", traffic[1]))
+    launches = sum(map(len, LAUNCHES.values()))
+    counts: dict[str, tuple[int, ...]]
+    counts = {f"`{name}`": (*each, *BATCH_NORM[name]) for name, each in PASSES.items()}
+    counts[f"a layer, {launches} launches"] = tuple(map(sum, zip(*counts.values(), strict=True)))
+    rows = [
+        (name, f"{4 * reads} / {4 * writes}", f"{products} k", f"{4 * theirs} / {4 * written}")
+        for name, (reads, writes, products, theirs, written) in counts.items()
+    ]
     head = ("pass", "bytes read / written", "multiply-adds", "BatchNorm's bytes")
     parts = [table(head, rows)]
     kinds = [
