@@ -29,6 +29,7 @@ format: $(VENV)/.dev
 
 # One environment; the demo needs the laboratory only, the tests everything but the site's tools.
 $(VENV)/.lab $(VENV)/.dev $(VENV)/.all $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt
+	@echo "Installing whitenorm[$*] and what it needs into $(VENV): a minute or two, mostly downloads."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@
