@@ -221,7 +221,7 @@ def _compared(
     """Whether the winner's measure is lower than the loser's, or above it by at most ``by``."""
     values, bounded = _values(measure, results, winner, loser)
     text = _each_value((winner.label, loser.label), values)
-    ours = winner.run.method["name"].startswith("dbn")
+    ours = winner.run.method["name"].startswith(("dbn", "gw"))
     if not all(s.n for s in values) or values[1].diverged or (values[0].diverged and not ours):
         return _Found("not tested", text)
     if values[0].diverged:
