@@ -27,7 +27,7 @@ LOG = "Log to DIR/tensorboard too, for `tensorboard --logdir`."
 def train(
     dataset: Annotated[str, Option(help="`digits`, `mnist`, `cifar10`, ...")] = "digits",
     model: Annotated[str, Option(help="`mlp`, `vgg-a`, `resnet`, `wrn`, ...")] = "mlp",
-    method: Annotated[str, Option(help="`plain`, `bn`, `ln`, `nnn`, `dbn`, ...")] = "dbn",
+    method: Annotated[str, Option(help="`plain`, `bn`, `gn`, `dbn`, `gw`, ...")] = "dbn",
     optimiser: Annotated[str, Option(help="`sgd` or `adam`.")] = "sgd",
     lr: Annotated[float, Option(help="Learning rate at the start.")] = 0.1,
     momentum: Annotated[float | None, Option(help="Of SGD.")] = None,

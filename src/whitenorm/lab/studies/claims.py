@@ -8,7 +8,7 @@ paired where they share initialization and order.
 A claim is supported if all of its comparisons are. It is contradicted if one of them is by an
 interval that is wider the more comparisons there are (Bonferroni's), for one of twenty is
 contradicted by chance. Otherwise it is undecided. A competitor that diverged counts for nobody; a
-DBN that did, where it is said to be better, counts against it.
+DBN or group whitening that did, where it is said to be better, counts against it.
 """
 
 import math

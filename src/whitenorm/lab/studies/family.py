@@ -3,7 +3,7 @@ r"""Studies of what else whitening is used for: single samples, first layers, em
 from collections.abc import Sequence
 
 from whitenorm.lab.records.run import Run, Settings
-from whitenorm.lab.studies.claims import final, lower, no_higher
+from whitenorm.lab.studies.claims import final, lower
 from whitenorm.lab.studies.settings import BN, PLAIN, mlp, sgd
 from whitenorm.lab.studies.study import (
     BEYOND,
@@ -28,7 +28,7 @@ _LAYERS: dict[str, Settings] = {
 # --- each sample by itself ----------------------------------------------------------------------
 
 
-def _batches(dataset: Settings, updates: int, sizes: Sequence[int], subset: Settings) -> Panels:
+def _pairs(dataset: Settings, updates: int, subset: Settings) -> Panels:
     run = Run(
         dataset,
         {"name": "splain", "depth": 8, "width": 16},
@@ -36,21 +36,14 @@ def _batches(dataset: Settings, updates: int, sizes: Sequence[int], subset: Sett
         sgd(0.02, 0),
         {"name": "halve", "interval": updates // 4},
         iterations=updates,
+        batch_size=2,
         evaluate_every=updates // 4,
         subset=subset,
     )
-    return tuple(
-        Panel.of_methods(
-            f"batch {size}",
-            run.changed({"batch_size": size}),
-            _LAYERS,
-            {"optimiser.lr": (0.005, 0.02, 0.08)},
-        )
-        for size in sizes
-    )
+    grid = {"optimiser.lr": (0.005, 0.02, 0.08)}
+    return (Panel.of_methods("batch 2", run, _LAYERS, grid),)
 
 
-_FEW, _MORE = ("batch 2",), ("batch 16",)
 BATCH2 = Study(
     name="batch2",
     title="Whitening each sample by itself, in batches of two",
@@ -58,14 +51,14 @@ BATCH2 = Study(
     question="Does group whitening train where batches are too small for batch statistics?",
     scales={
         "small": Scale(
-            _batches({"name": "digits", "size": 16}, 40, (2,), {"train": 1000, "test": 200}),
+            _pairs({"name": "digits", "size": 16}, 40, {"train": 1000, "test": 200}),
             duration="30 s on 2 cores",
-            reduced="digits instead of MNIST, 40 instead of 500 updates, batches of 2 alone",
+            reduced="digits instead of MNIST, 40 instead of 800 updates",
             selection=Selection("test_error", validation=200, widen=()),
         ),
         "paper": Scale(
-            _batches({"name": "mnist", "size": 16}, 500, (2, 16), {"train": 20_000, "test": 2000}),
-            duration="5 min on 2 cores",
+            _pairs({"name": "mnist", "size": 16}, 800, {"train": 20_000, "test": 2000}),
+            duration="2 min on 2 cores",
             selection=Selection("test_error", validation=1000),
         ),
     },
@@ -73,34 +66,29 @@ BATCH2 = Study(
     claims=(
         Claim(
             "In batches of two, group whitening tests better than BatchNorm.",
-            "in batches of 2, the last test error with GW is lower than with BN",
-            lower(_ERROR, [("GW", "BN")], _FEW),
+            "the last test error with GW is lower than with BN",
+            lower(_ERROR, [("GW", "BN")]),
         ),
         Claim(
             "In batches of two, group whitening tests better than whitening the batch.",
-            "in batches of 2, the last test error with GW is lower than with DBN",
-            lower(_ERROR, [("GW", "DBN")], _FEW),
+            "the last test error with GW is lower than with DBN",
+            lower(_ERROR, [("GW", "DBN")]),
         ),
         Claim(
             "In batches of two, group whitening tests better than GroupNorm.",
-            "in batches of 2, the last test error with GW is lower than with GN",
-            lower(_ERROR, [("GW", "GN")], _FEW),
-        ),
-        Claim(
-            "In batches of 16 it costs little beside BatchNorm.",
-            "in batches of 16, the last test error with GW is above BN's by at most 1 point",
-            no_higher(_ERROR, [("GW", "BN")], 1.0, _MORE),
+            "the last test error with GW is lower than with GN",
+            lower(_ERROR, [("GW", "GN")]),
         ),
     ),
     metrics=("test_error", "train_loss"),
     notes=(
         "S-plain with 8 layers of 16 channels on pictures of 16x16, with a momentum of 0.9 and "
-        "a learning rate that is halved three times; the same number of updates at both batch "
-        "sizes. GN and GW have 8 groups of 2 channels; "
+        "a learning rate that is halved three times. GN and GW have 8 groups of 2 channels; "
         "DBN and GW have the layers' own defaults, with running covariances and bounded "
         "shrinkage.",
         "Learning rates are chosen by the error on held-out training examples, with a seed that "
-        "isn't drawn.",
+        "isn't drawn. The length was set to 800 updates when three runs of BN's grid had shown "
+        "that 500 are too few to learn much.",
     ),
 )
 
@@ -143,7 +131,7 @@ PATCHES = Study(
                 32,
                 4,
                 128,
-                {"train": 5000, "test": 2000},
+                {"train": 4000, "test": 2000},
             ),
             duration="3 min on 2 cores",
         ),
@@ -164,7 +152,7 @@ PATCHES = Study(
     ),
     metrics=("test_error", "train_loss"),
     notes=(
-        "S-plain with 8 layers of 32 channels and BN on 5,000 pictures of CIFAR-10 at 16x16; the "
+        "S-plain with 8 layers of 32 channels and BN on 4,000 pictures of CIFAR-10 at 16x16; the "
         "learning rate rises for an epoch and falls to 0. "
         "Whitened: the first convolution is set from the patches of 2,000 training pictures "
         "before training, to their 27 principal components and 5 of them again with the opposite "
