@@ -18,6 +18,7 @@ from whitenorm.lab.studies.study import (
 )
 
 _ERROR = final("test_error")
+_TITLES = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10"}
 _LAYERS: dict[str, Settings] = {
     "BN": BN,
     "DBN": {"name": "dbn", "running": "covariance", "shrinkage": "bounded"},  # its defaults
@@ -109,7 +110,7 @@ def _first(
         subset=subset,
     )
     curves = {how: {"first_convolution": how} for how in ("drawn", "whitened")}
-    return panels(run, {dataset["name"]: {}}, curves, {"optimiser.lr": (0.02, 0.06, 0.2)})
+    return panels(run, {_TITLES[dataset["name"]]: {}}, curves, {"optimiser.lr": (0.02, 0.06, 0.2)})
 
 
 _WHITENED = [("whitened", "drawn")]
@@ -182,7 +183,7 @@ def _embeddings(
         "MSE": {"task": "embed-mse"},
         "not trained": {"task": "embed-mse", "iterations": 1, "optimiser.lr": 0},
     }
-    return panels(run, {dataset["name"]: {}}, curves)
+    return panels(run, {_TITLES[dataset["name"]]: {}}, curves)
 
 
 # The smaller one is claimed to be MSE's.

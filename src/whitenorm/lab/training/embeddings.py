@@ -78,8 +78,12 @@ def learn_embeddings(
                 reason = f"the loss was no number at update {iteration}"
             elif iteration % every == 0 or iteration == total:
                 passed = iteration - (history["iteration"][-1] or 0)
-                point = {"iteration": iteration, "epoch": iteration / per_epoch}
-                point |= {"distance": distances / passed, **measure(model, data)}
+                point: dict[str, float | None] = {
+                    "iteration": iteration,
+                    "epoch": iteration / per_epoch,
+                    "distance": distances / passed,
+                    **measure(model, data),
+                }
                 for name, value in point.items():
                     history[name].append(value)
                 distances = 0.0
