@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from whitenorm import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
+from whitenorm import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, GroupWhitening
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import METHODS, Row, make_method
 
@@ -15,7 +15,7 @@ def seed():
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("shape", [(32, 12), (8, 12, 5, 5)])
+@pytest.mark.parametrize("shape", [(32, 64), (8, 64, 5, 5)])
 def test_every_method_makes_a_layer_for_vectors_and_for_pictures(name, shape):
     method = make_method(name)
     assert method.name == name
@@ -23,10 +23,11 @@ def test_every_method_makes_a_layer_for_vectors_and_for_pictures(name, shape):
         assert name in ("plain", "nnn")
         return
     x = torch.randn(shape)
-    y = method.norm(12, len(shape) - 2)(x).detach()
+    y = method.norm(64, len(shape) - 2)(x).detach()
     assert y.shape == x.shape
     assert y.mean().abs() < 1e-5
-    assert y.var(correction=0).item() == pytest.approx(1, abs=1e-3)
+    # Shrunk, as group whitening is by default, variances are 1 in part.
+    assert y.var(correction=0).item() == pytest.approx(1, abs=0.3 if name == "gw" else 1e-3)
 
 
 def as_in_the_paper(**options):
@@ -64,10 +65,27 @@ def test_layer_norm_normalises_each_sample_over_all_of_it(dims, shape):
     torch.testing.assert_close(layer(x), expected)
 
 
+def test_group_methods_are_the_layers_with_their_own_defaults():
+    gn, gw = (make_method(name).norm(16, 2) for name in ("gn", "gw"))
+    assert repr(gn) == repr(nn.GroupNorm(8, 16))
+    assert repr(gw) == repr(GroupWhitening(8, 16))
+    options = {"num_groups": 4, "eps": 0.1, "affine": False}
+    assert repr(make_method("gn", **options).norm(16, 0)) == repr(nn.GroupNorm(4, 16, 0.1, False))
+    whitening = make_method("gw", **options, shrinkage=0.0).norm(16, 0)
+    assert repr(whitening) == repr(GroupWhitening(4, 16, 0.1, False, shrinkage=0.0))
+
+
+@pytest.mark.parametrize("name", ["gn", "gw"])
+def test_group_methods_take_no_statistics_of_a_batch(name):
+    layer, x = make_method(name).norm(16, 2), torch.randn(5, 16, 4, 4)
+    torch.testing.assert_close(layer(x)[:1], layer(x[:1]))
+    torch.testing.assert_close(layer.eval()(x), layer.train()(x))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("gn", {}, "unknown method 'gn'; there are plain, bn, ln, nnn, dbn"),
+        ("group", {}, "unknown method 'group'; there are plain, bn, ln, nnn, dbn"),
         ("bn", {"group": 2}, "'bn' has no option 'group'; it has eps, momentum"),
         ("plain", {"eps": 1}, "'plain' has no option 'eps'; it has none"),
         ("dbn-pca", {"whitening": "zca"}, "'dbn-pca' has no option 'whitening'"),

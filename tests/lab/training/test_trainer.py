@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 from tiny_study import BASE, assert_same, without_times
+from torch import nn
 from torch.nn import functional as F
 
+from whitenorm import whiten_convolution_
 from whitenorm.lab.data.datasets import synthetic_dataset
 from whitenorm.lab.data.for_run import load
 from whitenorm.lab.networks import methods
@@ -192,3 +194,44 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(tmp_path, updates):
     assert_same(states[0]["model"], states[1]["model"])
     assert_same(states[0]["optimiser"], states[1]["optimiser"])
     assert_same(states[0]["replicas"], states[1]["replicas"])  # random states
+
+
+# --- a first convolution that whitens -----------------------------------------------------------
+
+PATCHES = Run(
+    {"name": "digits"},
+    {"name": "splain", "depth": 8, "width": 12},
+    {"name": "bn"},
+    {"name": "sgd", "lr": 0.1, "weight_decay": 0.1},
+    iterations=2,
+    batch_size=16,
+    first_convolution="whitened",
+    subset={"train": 64, "test": 16},
+)
+
+
+def test_a_whitened_first_convolution_comes_from_training_pictures_and_stays():
+    data = load(PATCHES)
+    drawn = Trainer(PATCHES.changed({"first_convolution": "drawn"}), data, CPU).model
+    trainer = Trainer(PATCHES, data, CPU)
+    start = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    differ = [name for name, value in drawn.named_parameters() if not value.equal(start[name])]
+    assert differ == ["features.0.conv.weight"]
+    expected = whiten_convolution_(nn.Conv2d(1, 12, 3, bias=False), data.train_x)
+    torch.testing.assert_close(start[differ[0]], expected.weight)
+    for _ in trainer.iterations():
+        pass
+    kept = [n for n, value in trainer.model.named_parameters() if value.equal(start[n])]
+    assert kept == differ
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"name": "mlp"}}, "needs a network that has convolutions, and this one has"),
+        ({"first_convolution": "white"}, "first_convolution must be .*'white'"),
+    ],
+)
+def test_a_first_convolution_that_cannot_be_whitened_is_explained(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Trainer(PATCHES.changed(changes), load(PATCHES), CPU)

@@ -44,7 +44,8 @@ def dry_run(scale: Scale, device: str = "cpu") -> Iterator[Trial]:
             make_optimiser(run.optimiser, [nn.Parameter(torch.zeros(1))])
             learning_rate(run.schedule, run.optimiser["lr"], 0, 1)
         run = curve.seed_run(curve.points()[0], 0)
-        network = canonical_json([run.task, run.dataset, run.model, run.method, run.probes])
+        parts = [run.task, run.dataset, run.model, run.first_convolution, run.method, run.probes]
+        network = canonical_json(parts)
         if network not in seen:
             seen.add(network)
             begun = time.perf_counter()

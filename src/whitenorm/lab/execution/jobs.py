@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from whitenorm import whitening_mse
 from whitenorm.lab.data.for_run import load
 from whitenorm.lab.lookup import look_up
 from whitenorm.lab.records.environment import environment
@@ -23,6 +24,7 @@ from whitenorm.lab.records.run import Run
 from whitenorm.lab.training.axis_swapping import illustrate, measure_swapping
 from whitenorm.lab.training.checkpoints import Checkpoint
 from whitenorm.lab.training.disturbance import measure_disturbance
+from whitenorm.lab.training.embeddings import learn_embeddings, plain_mse
 from whitenorm.lab.training.trainer import Outcome, train
 
 TASKS: dict[str, Callable[..., Outcome]] = {
@@ -30,6 +32,8 @@ TASKS: dict[str, Callable[..., Outcome]] = {
     "axis-swapping": measure_swapping,
     "disturbance": measure_disturbance,
     "illustration": illustrate,
+    "embed-mse": partial(learn_embeddings, loss=plain_mse),
+    "embed-whitening-mse": partial(learn_embeddings, loss=whitening_mse),
 }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from whitenorm.lab.lookup import check_options, choose, look_up
 from whitenorm.lab.networks.natural import WhitenedLinear, reparameterize
 from whitenorm.modules import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
+from whitenorm.samplewise import GroupWhitening
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,13 @@ def _layer_norm(features: int, dims: int, **options: Any) -> nn.Module:
     return nn.LayerNorm(features, options["eps"], options["affine"])
 
 
+def _of_a_sample(
+    layer: Callable[..., nn.Module], features: int, dims: int, num_groups: int, **options: Any
+) -> nn.Module:
+    # GroupNorm, or what has its arguments.
+    return layer(num_groups, features, **options)
+
+
 def _decorrelated(features: int, dims: int, group_size: int | None, **options: Any) -> nn.Module:
     layer = DecorrelatedBatchNorm2d if dims else DecorrelatedBatchNorm1d
     return layer(features, group_size=features if group_size is None else group_size, **options)
@@ -108,6 +116,7 @@ def _norm(layer: Callable[..., nn.Module], **options: Any) -> Row:
     return Row(options, lambda **chosen: {"norm": partial(layer, **chosen)})
 
 
+_SAMPLE = {"eps": 1e-5, "affine": True, "num_groups": 8}
 _BATCH = {"eps": 1e-5, "momentum": 0.1, "affine": True}
 # As in the paper, which the layer's own defaults aren't; group_size None: the whole layer.
 _DBN = {**_BATCH, "group_size": 16, "running": "whitening", "shrinkage": 0.0}
@@ -119,4 +128,6 @@ METHODS: dict[str, Row] = {
     "nnn": Row({"eps": 1.0, "interval": 200, "variant": "published"}, _natural),
     "dbn": _norm(_decorrelated, **_DBN, whitening="zca", iterations=5),
     "dbn-pca": _norm(partial(_decorrelated, whitening="pca"), **_DBN),
+    "gn": _norm(partial(_of_a_sample, nn.GroupNorm), **_SAMPLE),
+    "gw": _norm(partial(_of_a_sample, GroupWhitening), **_SAMPLE, shrinkage="bounded"),
 }

@@ -4,10 +4,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whitenorm.lab.lookup import choose
 from whitenorm.modules import TranslatedReLU
+from whitenorm.patches import whiten_convolution_
 
 Norm = Callable[[int, int], nn.Module] | None
 Activation = Callable[[int], nn.Module]
@@ -106,3 +107,16 @@ def initialize(model: nn.Module, scheme: str, generator: torch.Generator | None 
             nn.init.uniform_(module.bias, -bound, bound, generator=generator)
         elif module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def whiten_first_convolution(model: nn.Module, pictures: Tensor) -> None:
+    """Sets a network's first convolution to whiten the patches of pictures, and freezes it."""
+    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    first = next(convolutions, None)
+    if first is None:
+        raise ValueError(
+            "first_convolution='whitened' needs a network that has convolutions, and this one "
+            "has none: use 'drawn', or another network"
+        )
+    whiten_convolution_(first, pictures)
+    first.requires_grad_(False)

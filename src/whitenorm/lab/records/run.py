@@ -52,6 +52,8 @@ class Run:
     validation: int = 0  # training examples to hold out and evaluate on instead of the test set
     # What to measure on the way: {"fisher": {"every": 20, "samples": 2000}}
     probes: Mapping[str, Settings] = field(default_factory=dict)
+    # "drawn" as all weights, or "whitened" by patches of training pictures, and frozen
+    first_convolution: str = "drawn"
     precision: str = "float32"  # or "float64", or "bf16" for autocast
     accumulate: int = 1  # into how many equal parts a batch is cut, to save memory
     channels_last: bool = False  # the memory layout of pictures and weights

@@ -8,6 +8,7 @@ row is made of is in :mod:`whitenorm.lab.studies.study`; to add a study is to ad
 from whitenorm.lab.lookup import look_up
 from whitenorm.lab.studies.convnets import FIG6, FIG7
 from whitenorm.lab.studies.faces import FACTORS, FIG4, FIG5
+from whitenorm.lab.studies.family import BATCH2, COLLAPSE, PATCHES
 from whitenorm.lab.studies.noise import SND
 from whitenorm.lab.studies.perceptrons import DEMO, FIG2, FIG3
 from whitenorm.lab.studies.remarks import ISOMETRY, RUNNING
@@ -17,7 +18,8 @@ from whitenorm.lab.studies.study import Study
 
 _FIGURES = (FIG2, FIG3, FIG4, FIG5, FIG6, FIG7)
 _TABLES = (TABLE1, TABLE2, TABLE3)
-_OTHERS = (ISOMETRY, RUNNING, FACTORS, BUDGET, RANK, SHRINKAGE, SND, DEMO)
+_FAMILY = (BATCH2, PATCHES, COLLAPSE, SND)
+_OTHERS = (ISOMETRY, RUNNING, FACTORS, BUDGET, RANK, SHRINKAGE, *_FAMILY, DEMO)
 STUDIES = {study.name: study for study in (*_FIGURES, *_TABLES, *_OTHERS)}
 
 

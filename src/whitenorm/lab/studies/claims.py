@@ -8,7 +8,7 @@ paired where they share initialization and order.
 A claim is supported if all of its comparisons are. It is contradicted if one of them is by an
 interval that is wider the more comparisons there are (Bonferroni's), for one of twenty is
 contradicted by chance. Otherwise it is undecided. A competitor that diverged counts for nobody; a
-DBN that did, where it is said to be better, counts against it.
+DBN or group whitening that did, where it is said to be better, counts against it.
 """
 
 import math
@@ -221,7 +221,7 @@ def _compared(
     """Whether the winner's measure is lower than the loser's, or above it by at most ``by``."""
     values, bounded = _values(measure, results, winner, loser)
     text = _each_value((winner.label, loser.label), values)
-    ours = winner.run.method["name"].startswith("dbn")
+    ours = winner.run.method["name"].startswith(("dbn", "gw"))
     if not all(s.n for s in values) or values[1].diverged or (values[0].diverged and not ours):
         return _Found("not tested", text)
     if values[0].diverged:

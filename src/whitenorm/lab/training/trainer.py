@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -15,8 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from whitenorm.distributed import synchronize
 from whitenorm.lab.data.datasets import Dataset
 from whitenorm.lab.data.images import Pictures
+from whitenorm.lab.lookup import choose
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
+from whitenorm.lab.networks.parts import whiten_first_convolution
 from whitenorm.lab.randomness import derive, generator
 from whitenorm.lab.records.environment import clock
 from whitenorm.lab.records.run import Run
@@ -27,6 +29,7 @@ from whitenorm.lab.training.evaluation import Arithmetic, evaluate
 from whitenorm.lab.training.optim import learning_rate, make_optimiser
 from whitenorm.lab.training.replicas import ALONE, Replicas
 
+WHITENED = 2000  # pictures whose patches a whitened first convolution is made from
 Columns = Mapping[str, list[float | None]]
 
 
@@ -124,6 +127,7 @@ class Trainer:
             input_shape=dataset.input_shape,
             generator=generator(run.seed, "initialisation"),
         )
+        self._start_first_convolution(model, dataset)
         self.model = self.arithmetic.place(model)
         if run.synchronized:
             synchronize(self.model)
@@ -155,6 +159,14 @@ class Trainer:
                 f"method {run.method['name']!r} changes weights by what it sees of a batch, which "
                 "would differ between replicas; train it in one process"
             )
+
+    def _start_first_convolution(self, model: nn.Module, dataset: Dataset | Pictures) -> None:
+        how = choose("first_convolution", self.run.first_convolution, ("drawn", "whitened"))
+        if how == "drawn":
+            return
+        if isinstance(dataset, Pictures):
+            raise ValueError("first_convolution='whitened' needs pictures in memory, not a stream")
+        whiten_first_convolution(model, dataset.train_x[:WHITENED].cpu())
 
     def iterations(self) -> Iterator[None]:
         """Trains to the end, and gives control to the caller after every iteration.
