@@ -146,7 +146,7 @@ def _draw_plot(view: View, plot: Plot, axes: Any) -> None:
             color=colour,
             linestyle="-" if solid else "--",
             marker=_MARKERS[place % len(_MARKERS)] if solid else None,
-            markevery=(place * every // 4, every),
+            markevery=(place * every // 4 if every > 1 else 0, every),  # not all at one place
             markersize=4,
             label=line.name if solid else None,
         )
