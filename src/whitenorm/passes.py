@@ -22,8 +22,9 @@ __all__ = ["Moments", "Term", "affine", "apply", "less", "moments", "sums"]
 
 # Elements in a piece that is copied, so that it stays in the cache.
 PIECE = 2**18
-# How many pieces' worth are taken at a time where nothing is copied. With 16, which leave the cache,
-# a layer takes 15 to 17% longer on maps of 16x16 and 8x8 (AMD EPYC, interleaved); with 1, 7 to 18%.
+# How many pieces' worth are taken at a time where nothing is copied. With 16, which leave the
+# cache, a layer takes 15 to 17% longer on maps of 16x16 and 8x8 (AMD EPYC, interleaved); with 1,
+# 7 to 18%.
 READ = 4
 # Samples of a channel that float32 adds up by itself, before float64 takes over. With 2048, maps
 # of 56x56 are cut in two and take 15% longer; longer sums lose digits.

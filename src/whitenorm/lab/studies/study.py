@@ -115,7 +115,8 @@ class Curve:
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
+    rounded = float(f"{value:.3g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 @dataclass(frozen=True)
