@@ -65,17 +65,29 @@ def test_verdicts_and_numbers_are_those_of_the_records(found):
         assert values == expected[key], key
 
 
-def test_figures_are_those_of_the_records_to_the_pixel(found, tmp_path):
+def assert_drawn_as_committed(paths):
     (pinned,) = re.findall(r"(?m)^matplotlib==(\S+)", (ROOT / "constraints.txt").read_text())
     if (installed := metadata.version("matplotlib")) != pinned:
         pytest.skip(f"matplotlib {installed} draws otherwise than {pinned} of constraints.txt")
-    drawn = [path for results in found.values() for path in draw_all(results, tmp_path)]
-    of_paper = [r for r in judged(found.values()) if is_of_paper(r.study)]
-    drawn.append(draw_forest(of_paper, tmp_path))
-    assert {path.name for path in drawn} == {path.name for path in FIGURES.glob("*.png")}
-    for path in drawn:
+    for path in paths:
         with Image.open(path) as ours, Image.open(FIGURES / path.name) as committed:
             assert np.array_equal(np.asarray(ours), np.asarray(committed)), path.name
+
+
+def forest(found, folder):
+    return draw_forest([r for r in judged(found.values()) if is_of_paper(r.study)], folder)
+
+
+def test_the_readmes_figures_are_those_of_the_records_to_the_pixel(found, tmp_path):
+    assert_drawn_as_committed([*draw_all(found["fig4-paper"], tmp_path), forest(found, tmp_path)])
+
+
+@pytest.mark.slow
+def test_all_figures_are_those_of_the_records_to_the_pixel(found, tmp_path):
+    drawn = [path for results in found.values() for path in draw_all(results, tmp_path)]
+    drawn.append(forest(found, tmp_path))
+    assert {path.name for path in drawn} == {path.name for path in FIGURES.glob("*.png")}
+    assert_drawn_as_committed(drawn)
 
 
 def test_a_line_across_panels_counts_each_seed_once(found):
