@@ -121,21 +121,20 @@ def status_words(claim: Claim, results: Results | None) -> str:
         notes.append(f"{verdict.counts.get('supported', 0)} of {judged} comparisons support it")
     if verdict.status == "contradicted" and judged > 1:
         notes.append(f"{agreeing} contradict it")
-    if (few := _fewer_panels(claim, results)) is not None:
+    if (few := _fewer_panels(claim, verdict, results)) is not None:
         notes.append(few)
     if results.scale_name != "paper":
         notes.append("reduced size")
     return f"{verdict.status} ({'; '.join(notes)})" if notes else verdict.status
 
 
-def _fewer_panels(claim: Claim, results: Results) -> str | None:
+def _fewer_panels(claim: Claim, verdict: Verdict, results: Results) -> str | None:
     """How many of the networks or settings that the claim is about were judged."""
     if "paper" not in results.study.scales:
         return None
     asked = claim.judge(Results(results.study, "paper", {})).evidence
     whole = len({comparison.panel for comparison in asked})
-    tested = [c for c in claim.judge(results).evidence if c.mark != "not tested"]
-    judged = len({comparison.panel for comparison in tested})
+    judged = len({c.panel for c in verdict.evidence if c.mark != "not tested"})
     return f"{judged} of {whole} cases" if judged < whole else None
 
 

@@ -209,10 +209,10 @@ def _judge(
 
 def effect(measure: Measure, results: Results, one: Curve, other: Curve) -> Effect | None:
     """One curve's measure less another's, or over it; None if it can't be told."""
-    values, bounded = _values(measure, results, one, other)
-    if any(summary.diverged for summary in values) or _is_open(values[0], values[1]):
+    a, b = measure.of(results, one), measure.of(results, other)
+    if any(summary.diverged or _ended_too_soon(summary) for summary in (a, b)):
         return None
-    return difference(*bounded, paired=_share_a_start(one, other), logarithmic=measure.logarithmic)
+    return difference(a, b, paired=_share_a_start(one, other), logarithmic=measure.logarithmic)
 
 
 def _compared(
@@ -226,7 +226,7 @@ def _compared(
         return _Found("not tested", text)
     if values[0].diverged:
         return _Found("contradicted", text, against=0.0)
-    late = [any(map(math.isinf, summary.values)) for summary in values]
+    late = [_ended_too_soon(summary) for summary in values]
     never = [all(map(math.isinf, summary.values)) for summary in values]
     if all(never):
         return _Found("not tested", text)
@@ -264,8 +264,8 @@ def _values(
     return values, bounded
 
 
-def _is_open(*values: Summary) -> bool:
-    return any(math.isinf(v) for summary in values for v in summary.values)
+def _ended_too_soon(summary: Summary) -> bool:
+    return any(map(math.isinf, summary.values))
 
 
 def _share_a_start(a: Curve, b: Curve) -> bool:
