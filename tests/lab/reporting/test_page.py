@@ -134,6 +134,27 @@ def test_labels_can_not_break_the_page(folder, monkeypatch):
     assert "&lt;script&gt;alert(1)" in text
 
 
+def test_a_page_of_ones_own_runs_claims_nothing(tmp_path):
+    with RecordFile.of(tmp_path, "train", "single") as file:
+        history = {name: [1.0, 0.5] for name in ("epoch", "train_loss", "train_error")}
+        history["test_error"] = [40.0, 30.0]
+        file.append(Record(BASE, "train", "single", history=history, started="2026-01-01"))
+    text = build_report(tmp_path).read_text().split("<script>")[0]
+    assert "<h1>Training runs</h1>" in text
+    assert "1 run\n" in text
+    for words in ("re-measured", "Claims", "paper says", "Beside the paper", "↑ All studies"):
+        assert words not in text
+    assert '<p class="soft small">solid: training error, dashed: test error</p>' in text
+
+
+def test_figures_say_what_is_solid_and_what_is_dashed(folder):
+    (_, one), *_ = [r for r in find_results(folder).results if r[1].study.name == "tiny"]
+    both = replace(one.study.views[0], y=("train_error", "test_error"))
+    (words,) = [figure.get_text() for figure in [draw(one, both)._supxlabel]]
+    assert words.endswith("; solid: training error, dashed: test error")
+    assert "solid" not in draw(one, one.study.views[0])._supxlabel.get_text()
+
+
 def test_what_can_not_be_used_is_said(folder):
     with RecordFile.of(folder, "tiny", "small") as file:
         file.append(Record(BASE.changed({"seed": 99, "epochs": 9}), "tiny", "small"))
@@ -223,6 +244,11 @@ def until(condition, seconds=20):
     return value
 
 
+# How many ticks each axis of each line plot has.
+TICKS = """return [...document.querySelectorAll(".plot")].filter(plot => plot.data[0].fill)
+    .flatMap(plot => ["x", "y"].map(axis => plot.querySelectorAll(`.${axis}tick text`).length))"""
+
+
 def background(browser, selector):
     script = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
     return browser.execute_script(script, selector, "backgroundColor")
@@ -238,6 +264,11 @@ def test_the_page_works_in_a_browser(folder, browser):
     assert len(plots) >= 4
     for figure in figures:
         assert figure.size["height"] > 200
+    for width in (1280, 390):
+        emulate(browser, width, "light")
+        until(lambda: browser.execute_script(TICKS))
+        assert min(browser.execute_script(TICKS)) >= 2
+    emulate(browser, 1280, "light")
     for selector in ("#overview", ".numbers", ".paper"):
         assert len(browser.find_elements("css selector", f"{selector} tbody tr")) >= 1
 
@@ -291,3 +322,13 @@ def test_a_click_on_a_curve_opens_its_settings(folder, browser):
     details = browser.find_element("css selector", "details[open]")
     assert "DBN" in details.find_element("css selector", "summary").text
     assert '"name": "dbn"' in details.find_element("css selector", "pre").text
+
+    # Back to the figures, by the browser's button and by a link.
+    anchor, top = details.get_attribute("id"), "return document.querySelector('#tiny-small')"
+    assert browser.current_url.endswith(f"#{anchor}")
+    browser.back()
+    assert "#" not in browser.current_url
+    browser.forward()
+    until(lambda: browser.current_url.endswith(f"#{anchor}"))
+    details.find_element("css selector", "a[href='#tiny-small']").click()
+    until(lambda: browser.execute_script(f"{top}.getBoundingClientRect().top") < 100)

@@ -24,7 +24,7 @@ from whitenorm.lab.reporting.page_figures import figures
 from whitenorm.lab.reporting.plots import draw_all
 from whitenorm.lab.reporting.style import colours
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.wording import number, point_text
+from whitenorm.lab.studies.wording import counted, notes, number, point_text
 
 
 def build_report(folder: Path) -> Path:
@@ -45,8 +45,11 @@ def build_report(folder: Path) -> Path:
             tested.append(results)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     jinja = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    jinja.filters |= {"plotly_json": _plotly_json, "number": number, "point_text": point_text}
+    jinja.filters |= {"plotly_json": _plotly_json}
+    jinja.filters |= {"counted": counted, "number": number, "point_text": point_text}
+    own = all(results.study.name == "train" for results in everything)
     page = jinja.get_template("page.html").render(
+        heading="Training runs" if own else "Decorrelated Batch Normalization, re-measured",
         sections=[_section(path, results, folder) for path, results in found.results],
         overview=tables.verdicts(*tested),
         remarks=found.remarks,
@@ -91,6 +94,7 @@ def _section(path: Path, results: Results, folder: Path) -> dict[str, Any]:
         "tabulated": [curves[p.name, c.label] for p, c in tables.tabulated(results)],
         "paper": tables.beside_the_paper(results),
         "curves": curves.values(),
+        "notes": notes(results),
         "environments": Counter(_lines(record.environment) for record in results.all.values()),
     }
 

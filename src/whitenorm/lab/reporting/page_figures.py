@@ -1,7 +1,7 @@
 r"""The interactive figures of the page, drawn by plotly."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -10,7 +10,7 @@ from whitenorm.lab.reporting import plots
 from whitenorm.lab.reporting.style import GREY, colours
 from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import View
-from whitenorm.lab.studies.wording import axis_title, metric_name
+from whitenorm.lab.studies.wording import axis_title, metric_name, solid_and_dashed
 
 Anchors = Mapping[tuple[str, str], str]  # where a click on a curve leads, by panel and label
 
@@ -23,16 +23,27 @@ _LAYOUT: dict[str, Any] = {
 }
 
 
-def figures(results: Results, anchors: Anchors) -> Iterator[tuple[str, str, str, go.Figure]]:
-    """Name, title, note and drawing of each figure; one with a note is as wide as the page."""
+class Shown(NamedTuple):
+    """A figure and what stands over it."""
+
+    name: str
+    title: str
+    note: str
+    drawing: go.Figure
+    wide: bool = False  # as the page
+
+
+def figures(results: Results, anchors: Anchors) -> Iterator[Shown]:
+    """The figures of a study, from its records."""
     for view in results.study.views:
         if view.kind == "swap":
             if found := plots.swap_points(results, view):
-                yield view.name, view.title, plots.SWAP_NOTE, _swap_figure(*found)
+                yield Shown(view.name, view.title, plots.SWAP_NOTE, _swap_figure(*found), True)
         else:
             for index, plot in enumerate(plots.line_plots(results, view)):
                 title = f"{view.title}: {plot.title}" if plot.title else view.title
-                yield f"{view.name}-{index}", title, "", _line_figure(view, plot, anchors)
+                drawing = _line_figure(view, plot, anchors)
+                yield Shown(f"{view.name}-{index}", title, solid_and_dashed(view), drawing)
 
 
 def _line_figure(view: View, plot: plots.Plot, anchors: Anchors) -> go.Figure:

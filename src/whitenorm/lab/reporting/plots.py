@@ -14,7 +14,7 @@ from whitenorm.lab.reporting.style import FIGURE_STYLE, GREY, PALETTE, colours
 from whitenorm.lab.reporting.tables import span
 from whitenorm.lab.studies.results import Results, Series
 from whitenorm.lab.studies.study import Panel, View
-from whitenorm.lab.studies.wording import CLASSES, axis_title, dataset_title
+from whitenorm.lab.studies.wording import CLASSES, axis_title, dataset_title, solid_and_dashed
 
 Points = list[list[float]]
 _STYLE: Any = {**FIGURE_STYLE, "font.size": 10, "legend.fontsize": 9, "lines.linewidth": 1.6}
@@ -129,9 +129,12 @@ def draw(results: Results, view: View) -> Figure | None:
     kind = "geometric mean" if "y" in view.log else "mean"
     spread = "bands: from the smallest to the largest" if view.kind == "across" else "thin: seeds"
     note = f"thick: {kind} over {span(seeds)} seeds; {spread}"
+    note = "lines: one seed" if seeds == {1} else note
+    if styles := solid_and_dashed(view):
+        note += f"; {styles}"
     if any(r.status == "diverged" for plot in plots for line in plot.lines for r in line.records):
         note += "; diverged runs are left out"
-    _add_legends(figure, grid[: len(plots)], "lines: one seed" if seeds == {1} else note)
+    _add_legends(figure, grid[: len(plots)], note)
     return figure
 
 

@@ -110,6 +110,5 @@ RUNNING = Study(
         "The network of figure 5 with groups of 16, scale and shift, a momentum of 0.1 and a "
         "learning rate of 0.1, for the same number of updates at every batch size. Runs of one "
         "seed are the same training; only what inference uses differs.",
-        "The pictures are JPEG-recompressed PIE, not the original file.",
     ),
 )

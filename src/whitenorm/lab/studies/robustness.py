@@ -255,6 +255,5 @@ SHRINKAGE = Study(
         "same at every batch size. DBN averages covariances for inference.",
         "Learning rates are chosen by the error on held-out training examples, with a seed that "
         "isn't drawn.",
-        "PIE's pictures are JPEG-recompressed, not the original file.",
     ),
 )

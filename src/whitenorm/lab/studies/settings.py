@@ -9,9 +9,7 @@ PLAIN: Settings = {"name": "plain"}
 BN: Settings = {"name": "bn"}
 LOSSES = (1.5, 1.0, 0.7, 0.5)  # goals of convolutional networks, which pictures are shifted for
 SUBSET = {"train": 4000, "test": 2000}
-ERRORS = View(
-    "errors", "Error in training (solid) and testing (dashed)", y=("train_error", "test_error")
-)
+ERRORS = View("errors", "Error in training and testing", y=("train_error", "test_error"))
 
 
 def mlp(hidden: Sequence[int]) -> Settings:

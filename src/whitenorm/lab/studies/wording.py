@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from whitenorm.lab.studies.results import Summary
+from whitenorm.lab.studies.results import Results, Summary
 from whitenorm.lab.studies.study import Effect, View
 
 _COLUMNS = {
@@ -67,12 +67,32 @@ _DATASETS = {
 }
 
 
+_REMARKS = {"pie": "PIE's pictures are JPEG-recompressed, not the original file."}
 CLASSES = {"cifar10": 10, "cifar100": 100, "digits": 10, "mnist": 10, "pie": 68, "yaleb": 38}
 
 
 def dataset_title(name: str) -> str:
     """A data set as it is written in titles."""
     return _DATASETS.get(name, name)
+
+
+def notes(results: Results) -> list[str]:
+    """What is to be known about a study, and about the data that it uses at this scale."""
+    used = results.scale.datasets()
+    return [*results.study.notes, *(_REMARKS[name] for name in used if name in _REMARKS)]
+
+
+def counted(count: object, noun: str) -> str:
+    """How many of something: "1 run", "3 to 5 seeds"."""
+    return f"{count} {noun}" if str(count) == "1" else f"{count} {noun}s"
+
+
+def solid_and_dashed(view: View) -> str:
+    """Which of a view's two columns is drawn how; nothing if it has one."""
+    if len(view.y) == 1:
+        return ""
+    solid, dashed = (metric_name(column).partition(" (")[0] for column in view.y)
+    return f"solid: {solid}, dashed: {dashed}"
 
 
 def axis_title(view: View, axis: str) -> str:
