@@ -9,7 +9,9 @@ from whitenorm.lab.execution.runner import run_study
 from whitenorm.lab.networks.methods import METHODS, Row
 from whitenorm.lab.studies import catalogue as studies
 from whitenorm.lab.studies.catalogue import STUDIES, find_study
+from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import BEYOND, Curve, Panel, Scale, Selection
+from whitenorm.lab.studies.wording import notes
 
 SCALES = [(name, scale) for name, study in STUDIES.items() for scale in study.scales]
 
@@ -33,7 +35,7 @@ def test_every_study_says_what_it_needs(name, scale):
     assert study.claims
     assert plan.duration
     if scale != "paper":
-        assert plan.reduced
+        assert plan.reduced or plan.otherwise
     else:  # at most the number of updates
         assert not plan.reduced or "updates, all else as published" in plan.reduced
     assert set(plan.datasets()) <= set(SOURCES) | {"none"}
@@ -130,3 +132,10 @@ def test_unknown_studies_and_scales_are_listed():
         find_study("fig9")
     with pytest.raises(ValueError, match="has no scale 'large'; it has small, paper"):
         find_study("fig3").scale("large")
+
+
+def test_remarks_about_data_stand_where_the_data_is_used():
+    for name, scale in SCALES:
+        results = Results(STUDIES[name], scale, {})
+        said = any("JPEG-recompressed" in note for note in notes(results))
+        assert said == ("pie" in results.scale.datasets())

@@ -43,21 +43,27 @@ def find_results(folder: Path) -> Found:
 
 def judged(found: Iterable[Results]) -> list[Results]:
     """Of each study the results that speak about it: the last of its scales that tests a claim."""
+    return [of_study[-1] for of_study in tested(found)]
+
+
+def tested(found: Iterable[Results]) -> list[list[Results]]:
+    """Of each study the results at each of its scales, but the small one, that tests a claim."""
     by_scale = {(results.study.name, results.scale_name): results for results in found}
-    chosen = []
+    studies = []
     for study in STUDIES.values():
-        tested = [
+        there = [
             by_scale[study.name, scale]
             for scale in study.scales
             if scale != SMALL and (study.name, scale) in by_scale
         ]
-        tested = [
-            r
-            for r in tested
-            if any(c.judge(r).counts.keys() - {"not tested"} for c in study.claims)
-        ]
-        chosen += tested[-1:]
-    return chosen
+        studies.append(
+            [
+                results
+                for results in there
+                if any(c.judge(results).counts.keys() - {"not tested"} for c in study.claims)
+            ]
+        )
+    return list(filter(None, studies))
 
 
 def is_of_paper(study: Study) -> bool:

@@ -2,8 +2,9 @@ r"""The ledger: what the paper claims and what the records say, as slots of Mark
 
 A page names its records, ``<!-- records: ../results -->``, and has slots to be filled:
 ``<!-- results: claims -->`` with a row for each claim, ``headlines`` with a few of them,
-``fig3-verdicts`` with those of a study, ``hours`` with what the records took, and ``ledger`` with
-every study's settings, comparisons and numbers.
+``fig3-verdicts`` with those of a study, ``scales`` with the claims of the paper that were judged at
+several scales, ``hours`` with what the records took, and ``ledger`` with every study's settings,
+comparisons and numbers.
 """
 
 import re
@@ -12,10 +13,11 @@ from pathlib import Path
 
 from whitenorm.lab.records.record import RecordError
 from whitenorm.lab.reporting import tables
-from whitenorm.lab.reporting.find import find_results, is_of_paper, judged
+from whitenorm.lab.reporting.find import find_results, is_of_paper, judged, tested
 from whitenorm.lab.reporting.markdown import fill_slots
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
+from whitenorm.lab.studies.wording import counted, notes
 
 
 def fill_pages(folder: Path) -> list[Path]:
@@ -49,6 +51,7 @@ def ledger(found: Iterable[Results]) -> dict[str, str]:
     slots = {
         "claims": tables.markdown(_claims_table(of_paper)),
         "headlines": tables.markdown(_headlines(of_paper)),
+        "scales": tables.markdown(_scales(everything)),
         "hours": tables.markdown(_hours(everything)),
         "ledger": "\n\n".join(_section(results) for results in everything),
     }
@@ -81,6 +84,18 @@ def _headlines(of_paper: dict[str, Results]) -> tables.Table:
     return tables.Table("Claims", head, rows)
 
 
+def _scales(everything: Iterable[Results]) -> tables.Table:
+    """The claims of the paper that were judged at more than one scale, with each verdict."""
+    rows = []
+    for of_study in tested(everything):
+        for claim in of_study[0].study.claims if is_of_paper(of_study[0].study) else ():
+            if len(of_study) > 1:
+                words = [f"{r.scale_name}: {tables.status_words(claim, r)}" for r in of_study]
+                rows.append((of_study[0].study.reference, claim.quote, "; ".join(words)))
+    head = dict.fromkeys(("where", "the paper says", "verdict by scale"), "text")
+    return tables.Table("Verdicts by scale", head, rows)
+
+
 def _verdicts(results: Results) -> tables.Table:
     """The claims of one study."""
     rows = []
@@ -95,7 +110,7 @@ def _size(results: Results | None) -> str:
     if results is None:
         return "not run"
     seeds = {len(results.records(curve)) for _, curve in results.scale.curves()} - {0}
-    return f"{_counted(tables.span(seeds), 'seed')}, scale {results.scale_name}"
+    return f"{counted(tables.span(seeds), 'seed')}, scale {results.scale_name}"
 
 
 def _hours(everything: Iterable[Results]) -> tables.Table:
@@ -135,19 +150,16 @@ def _setting(results: Results) -> str:
     days = tables.span({record.started[:10] for record in records})
     grid = len(scale.grid_runs())
     text = (
-        f"`{_command(study.name, results.scale_name)}`: {_counted(len(records), 'run')}, "
-        f"{_counted(tables.span(seeds), 'seed')} of each curve"
+        f"`{_command(study.name, results.scale_name)}`: {counted(len(records), 'run')}, "
+        f"{counted(tables.span(seeds), 'seed')} of each curve"
         + (f"; a grid of {grid} runs chose by {scale.selection.text}" if grid else "")
         + (f". {seconds / 60:.0f} minutes of training" if seconds else ". Made")
         + f" on {' and '.join(machines)}; {days}."
     )
     reduced = f"Reduced: {scale.reduced}." if scale.reduced else ""
-    notes = "\n".join(f"- {note}" for note in study.notes)
-    return "\n\n".join(filter(None, (text, reduced, notes)))
-
-
-def _counted(count: object, noun: str) -> str:
-    return f"{count} {noun}" if str(count) == "1" else f"{count} {noun}s"
+    otherwise = f"Otherwise: {scale.otherwise}." if scale.otherwise else ""
+    listed = "\n".join(f"- {note}" for note in notes(results))
+    return "\n\n".join(filter(None, (text, reduced, otherwise, listed)))
 
 
 def _claims(results: Results) -> str:

@@ -169,7 +169,8 @@ class Scale:
 
     panels: Panels
     duration: str  # roughly, and on what
-    reduced: str = ""  # how it differs from the paper
+    reduced: str = ""  # how it is smaller than the paper
+    otherwise: str = ""  # how else it differs
     seeds: int = 3
     selection: Selection = field(default_factory=Selection)
 
