@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,21 @@ def recorded(tmp_path, monkeypatch):
     return tmp_path / "results"
 
 
+def test_a_claim_judged_at_two_scales_has_both_verdicts(recorded, monkeypatch):
+    one = studies.STUDIES["tiny"]
+    assert ledger(results_of(recorded))["scales"].count("\n") == 1  # a heading alone
+    scales = {**one.scales, "scripts": replace(one.scales["paper"], otherwise="again")}
+    monkeypatch.setitem(studies.STUDIES, "tiny", replace(one, scales=scales))
+    records = recorded / "records"
+    again = (records / "tiny-paper.jsonl").read_text().replace('"paper"', '"scripts"')
+    (records / "tiny-scripts.jsonl").write_text(again)
+    slots = ledger(results_of(recorded))
+    (row,) = slots["scales"].splitlines()[2:]
+    assert re.search(r"paper: \w+.*; scripts: \w+", row)
+    assert "reduced size" not in row
+    assert "Otherwise: again." in slots["ledger"]
+
+
 def results_of(folder):
     return [results for _, results in find_results(folder).results]
 
@@ -126,7 +142,8 @@ def test_a_claim_without_records_is_in_the_summary_as_untested(recorded):
 
 def test_a_verdict_of_a_smaller_experiment_says_so(recorded, monkeypatch):
     study = studies.STUDIES["tiny"]
-    smaller = type(study)(**{**vars(study), "scales": {"reduced": study.scales["paper"]}})
+    fewer = replace(study.scales["paper"], reduced="fewer pictures")
+    smaller = replace(study, scales={"reduced": fewer})
     monkeypatch.setitem(studies.STUDIES, "tiny", smaller)
     file = recorded / "records" / "tiny-paper.jsonl"
     text = file.read_text().replace('"scale":"paper"', '"scale":"reduced"')

@@ -2,9 +2,9 @@ r"""The ledger: what the paper claims and what the records say, as slots of Mark
 
 A page names its records, ``<!-- records: ../results -->``, and has slots to be filled:
 ``<!-- results: claims -->`` with a row for each claim, ``headlines`` with a few of them,
-``fig3-verdicts`` with those of a study, ``scales`` with the claims of the paper that were judged at
-several scales, ``hours`` with what the records took, and ``ledger`` with every study's settings,
-comparisons and numbers.
+``fig3-verdicts`` with those of a study, ``scales`` with the claims of the paper that were judged
+at several scales, ``hours`` with what the records took, and ``ledger`` with every study's
+settings, comparisons and numbers.
 """
 
 import re
