@@ -24,7 +24,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 source_suffix = {".md": "myst-nb"}
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_timeout = 120
