@@ -32,6 +32,8 @@ nb_execution_raise_on_error = True
 
 html_theme = "furo"
 html_title = "whitenorm"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_theme_options = {"navigation_with_keys": True}
 
 autodoc_member_order = "bysource"
