@@ -63,6 +63,14 @@ def test_code_runs(page, tmp_path, monkeypatch):
         exec(compile(code, name(page), "exec"), namespace)
 
 
+def test_the_stand_in_for_torchvision_has_its_parameters_and_names():
+    """Their number is that of torchvision's documentation."""
+    model = torchvision_models.resnet18()
+    assert sum(p.numel() for p in model.parameters()) == 11_689_512
+    names = model.state_dict().keys()
+    assert {"bn1.running_var", "layer4.1.bn2.weight", "layer2.0.downsample.1.bias"} <= names
+
+
 @pytest.mark.slow
 def test_the_tutorial_runs(monkeypatch):
     import matplotlib as mpl
