@@ -24,7 +24,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 source_suffix = {".md": "myst-nb"}
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_timeout = 120
@@ -32,6 +32,8 @@ nb_execution_raise_on_error = True
 
 html_theme = "furo"
 html_title = "whitenorm"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_theme_options = {"navigation_with_keys": True}
 
 autodoc_member_order = "bysource"

@@ -3,10 +3,14 @@
 import importlib
 import re
 import shlex
+import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
+import torchvision_models
 from typer.main import get_command
 
 from whitenorm.lab.cli import app
@@ -46,11 +50,25 @@ def test_every_block_says_what_it_is():
 
 @pytest.mark.parametrize("page", with_code, ids=name)
 def test_code_runs(page, tmp_path, monkeypatch):
-    """The blocks of a page, one after the other, as a reader would."""
+    """The blocks of a page, one after the other, as a reader would.
+
+    `torchvision.models` is a stand-in of the same structure, `tests/torchvision_models.py`:
+    torchvision isn't built for every build of torch that these tests run with.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.models", torchvision_models)
     namespace = {"__name__": "__main__"}
     for code in blocks(page, "python"):
         exec(compile(code, name(page), "exec"), namespace)
+
+
+def test_the_stand_in_for_torchvision_has_its_parameters_and_names():
+    """Their number is that of torchvision's documentation."""
+    model = torchvision_models.resnet18()
+    assert sum(p.numel() for p in model.parameters()) == 11_689_512
+    names = model.state_dict().keys()
+    assert {"bn1.running_var", "layer4.1.bn2.weight", "layer2.0.downsample.1.bias"} <= names
 
 
 @pytest.mark.slow
@@ -91,22 +109,29 @@ def test_commands_have_these_options(page):
             pytest.fail(f"{name(page)}: whitenorm {' '.join(words)}: {error.message}")
 
 
+def titles(page):
+    return re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+
+
+def anchor(title):
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
 def anchors(page):
-    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {anchor(title) for title in titles(page)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
     links = re.findall(r'(?:\]\(|src=")([^)"\s]+)[)"]', prose(page))
     for link in links:
-        path, _, anchor = link.partition("#")
+        path, _, section = link.partition("#")
         if re.match(r"https?:", link):
             continue
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{name(page)}: {link}"
-        if anchor:
-            assert anchor in anchors(target), f"{name(page)}: {link}"
+        if section:
+            assert section in anchors(target), f"{name(page)}: {link}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -123,7 +148,7 @@ def test_names_exist(page):
         elif dotted := re.match(r"whitenorm(?:\.\w+)+", word):
             assert resolves(dotted[0]), f"{name(page)}: {word}"
         elif word.startswith("--"):
-            known = {*options, "--logdir", "--help"}
+            known = {*options, "--logdir", "--help", "--no-deps"}
             assert re.match(r"--[\w-]+", word)[0] in known, f"{name(page)}: {word}"
 
 
@@ -142,26 +167,98 @@ def resolves(dotted):
     return False
 
 
-def rows_of_tables(page):
-    """The cells of each row, without those of headings."""
-    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
-        if not line.startswith("| with |")
-    ]
+COMPATIBILITY = ROOT / "docs" / "compatibility.md"
+
+
+def rows_of_tables(page, first):
+    """The cells of each row of the tables whose heading starts with that word."""
+    for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+        heading, _, *rows = table.splitlines()
+        if heading.startswith(f"| {first} |"):
+            yield from ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
 
 
 def test_the_tests_that_the_page_of_compatibility_names_exist():
     text = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     there = set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
-    rows = rows_of_tables(ROOT / "docs" / "compatibility.md")
+    rows = list(rows_of_tables(COMPATIBILITY, "with"))
     assert rows
     for _, works, why, tests in rows:
         assert works in ("yes", "no")
         named = re.findall(r"`(test_\w+)`", tests)
         assert set(named) <= there
         assert named or (works == "no" and why)
+
+
+def test_the_index_of_compatibility_leads_to_every_section():
+    rows = list(rows_of_tables(COMPATIBILITY, "looking for"))
+    assert all(works.startswith(("yes", "no", "training:")) for _, works, _ in rows)
+    linked = {a for *_, read in rows for a in re.findall(r"\(#([\w-]+)\)", read)}
+    _, *sections = titles(COMPATIBILITY)
+    assert linked == set(map(anchor, sections))
+
+
+SEARCHED = (
+    "AMP",
+    "autocast",
+    "CUDA graphs",
+    "checkpointing",
+    "convert",
+    "DDP",
+    "Deploy",
+    "EMA",
+    "export",
+    "fold",
+    "freeze",
+    "FSDP",
+    "group size",
+    "Install",
+    "ONNX",
+    "ResNet",
+    "small batches",
+    "SWA",
+    "torch.compile",
+    "weight decay",
+)
+
+
+@pytest.mark.parametrize("word", SEARCHED)
+def test_a_heading_has_what_a_newcomer_searches_for(word):
+    """The search of the site ranks headings first, and its sidebar shows them alone."""
+    pages = [page for page in PAGES if page.parent.name == "docs" and page.stem != "ledger"]
+    headings = [title for page in pages for title in titles(page)]
+    assert any(re.search(rf"\b{re.escape(word)}\b", t, re.IGNORECASE) for t in headings)
+
+
+def test_every_page_is_in_the_table_of_contents_once():
+    trees = BLOCK.findall((ROOT / "docs" / "index.md").read_text())
+    listed = [
+        line
+        for kind, tree in trees
+        if kind == "{toctree}"
+        for line in tree.splitlines()
+        if line and not line.startswith(":")
+    ]
+    assert sorted(listed) == sorted(p.stem for p in ROOT.glob("docs/*.md") if p.stem != "index")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_the_versions_needed_are_those_of_the_package(page):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    python, torch = project["requires-python"], *project["dependencies"]
+    text = " ".join((ROOT / page).read_text().split())
+    assert re.findall(r"Python \(?(3\.\d+) or later", text) == [python.removeprefix(">=")]
+    assert re.findall(r"torch (\d\.\d+) or later", text) == [torch.removeprefix("torch>=")]
+
+
+def test_every_install_is_constrained_or_leaves_an_environment_as_it_is():
+    """So that what the tests ran with is what is installed."""
+    for page in PAGES:
+        for line in re.findall(r"pip (?:install|wheel) [^`\n]*", page.read_text()):
+            from_clone = re.search(r" '?\.(?:\[|$|\s)", line)
+            free = "--no-deps" in line or "--no-index" in line
+            if from_clone and not free:
+                assert "-c constraints.txt" in line, f"{name(page)}: {line}"
 
 
 def drawn(text):

@@ -227,7 +227,7 @@ def test_a_layer_that_is_used_twice_is_loaded_by_both_names():
 
 
 def test_concept_whitenings_rotation_is_a_convolution_behind_the_layer():
-    """As docs/how.md has it: y = R W (x - mean) in each group."""
+    """As docs/family.md has it: y = R W (x - mean) in each group."""
     published = trained(nn.Sequential(Published([3], affine=False)).double())[0].eval()
     R = torch.linalg.qr(torch.randn(1, 3, 3, dtype=torch.float64)).Q
     state = {**published.state_dict(), "running_rot": R, "sum_G": R, "counter": R[0, 0]}

@@ -74,7 +74,8 @@ def decorrelated_batch_norm(
         running: What ``running_matrix`` averages: the ``"covariance"`` (without eps, and unbiased,
             as BatchNorm's running variance), or the ``"whitening"`` matrix, as in the paper.
         shrinkage: How far covariances are drawn towards their diagonals in training: a number from
-            0 (the paper) to 1 (BatchNorm), ``"auto"`` or ``"bounded"``.
+            0 (the paper) to 1 (BatchNorm), ``"auto"`` or ``"bounded"``. By default 0, unlike the
+            layers.
         iterations: Steps of ``"newton"``.
         num_batches_tracked: Counts, in place, the batches that the running statistics hold.
         process_group: Replicas of torch.distributed whose batches count as one in training.

@@ -172,7 +172,7 @@ def _convert(
         raise ValueError(
             f"{label}: the state is Concept Whitening's, whose rotation no whitening layer holds: "
             "load its running_mean and running_wm alone, and put running_rot behind the layer as "
-            "a convolution; docs/how.md has the lines"
+            "a convolution; docs/family.md has the lines"
         )
     if layer.running_mean is None or layer.running != averaged:
         raise ValueError(

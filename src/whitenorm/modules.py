@@ -57,7 +57,7 @@ class DecorrelatedBatchNorm(nn.Module):
 
     It holds state and mode; :func:`whitenorm.decorrelated_batch_norm` does the rest. By itself it
     takes the place of :class:`torch.nn.SyncBatchNorm`, which doesn't mind the number of
-    dimensions either. See :class:`DecorrelatedBatchNorm2d`, which this is but for the shape.
+    dimensions either. See :class:`DecorrelatedBatchNorm2d`; only the shape differs.
 
     Shape:
         - Input: (N, C) to (N, C, D, H, W)
@@ -315,7 +315,7 @@ class DecorrelatedBatchNorm(nn.Module):
 class DecorrelatedBatchNorm1d(DecorrelatedBatchNorm):
     r"""Whitens groups of features of a 2D or 3D input, in place of :class:`torch.nn.BatchNorm1d`.
 
-    See :class:`DecorrelatedBatchNorm2d`, which this is but for the shape.
+    See :class:`DecorrelatedBatchNorm2d`; only the shape differs.
 
     Shape:
         - Input: (N, C) or (N, C, L)
@@ -403,7 +403,7 @@ class DecorrelatedBatchNorm2d(DecorrelatedBatchNorm):
 class DecorrelatedBatchNorm3d(DecorrelatedBatchNorm):
     r"""Whitens groups of channels of a 5D input, in place of :class:`torch.nn.BatchNorm3d`.
 
-    See :class:`DecorrelatedBatchNorm2d`, which this is but for the shape.
+    See :class:`DecorrelatedBatchNorm2d`; only the shape differs.
 
     Shape:
         - Input: (N, C, D, H, W)

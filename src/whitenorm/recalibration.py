@@ -49,10 +49,10 @@ def recalibrate(
     through once, as by ``update_bn``: each layer's statistics are pooled over what it sees while
     the layers before it normalize with the statistics of each batch by itself.
 
-    All other modules are in evaluation mode meanwhile, so that there is no dropout. With
-    ``shrinkage="auto"`` the pooled covariance is shrunk by what the batches ask for on average, as
-    in training. A layer that is called several times pools all its calls; one that isn't called
-    keeps its statistics.
+    All other modules are in evaluation mode meanwhile, so that there is no dropout. Where
+    ``shrinkage`` is ``"auto"`` or ``"bounded"``, the pooled covariance is shrunk by what the
+    batches ask for on average, as in training. A layer that is called several times pools all its
+    calls; one that isn't called keeps its statistics.
 
     Args:
         model: Modified in place; its modules keep their training or evaluation modes.

@@ -38,7 +38,7 @@ def whiten(
 
     The features become uncorrelated over the samples, with mean 0 and variance 1 (``axis=1``), or
     the samples over the features (``axis=0``, channel whitening: Weng et al., NeurIPS 2022). With
-    ``slices``, the batch is cut at random into so many equal parts, and each is whitened by
+    ``slices``, the batch is cut at random into that many equal parts, and each is whitened by
     itself, mean included, as W-MSE does. With ``shuffle_groups``, the features are put into groups
     at random, as Shuffled-DBN does (Hua et al., ICCV 2021).
 
@@ -120,8 +120,8 @@ def whitening_mse(
 
     is the mean squared distance of the normalized :math:`w` over all pairs of views. Embeddings
     that are the same for all examples can't make it small, so that no negative examples are
-    needed. With ``slices``, all views are cut at random into the same so many parts, which are
-    whitened by themselves; ``repeats`` averages the loss over several such cuts.
+    needed. With ``slices``, the samples are cut at random into that many parts, the same for all
+    views, and each is whitened by itself; ``repeats`` averages the loss over several such cuts.
 
     The authors advise at least twice as many samples in a slice as features. Where a slice has few
     samples, or embeddings are about to collapse, ``eps`` or ``shrinkage`` keeps gradients finite.

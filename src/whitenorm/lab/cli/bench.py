@@ -18,8 +18,12 @@ def bench(
         typer.Option("--suite", help=f"{', '.join(f'`{name}`' for name in SUITES)}; repeatable."),
     ] = None,
     out: Out = Path("benchmarks/results"),
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each case.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of torch; one a core.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of each case; by default the suite's.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of torch; by default one a core.")
+    ] = None,
     device: Annotated[
         str,
         typer.Option(help="`cuda`: BatchNorm, torch's path and the Triton path on a GPU."),
@@ -28,7 +32,10 @@ def bench(
         bool, typer.Option("--quick", help="A few small cases, to see that it works.")
     ] = False,
     only: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Cases with this in their name; partial.")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Only cases with this in their name, as a partial record."
+        ),
     ] = None,
     page: Annotated[
         Path | None,

@@ -71,13 +71,17 @@ def studies(data: terminal.Data = None) -> None:
 def run(
     study: Annotated[str, Argument(help="Name of a study; see `whitenorm studies`.")],
     scale: Annotated[str, Option(help=SCALES)] = "small",
-    seeds: Annotated[int | None, Option(min=1, help="By default the scale's number.")] = None,
+    seeds: Annotated[
+        int | None, Option(min=1, help="How many; by default the scale's number.")
+    ] = None,
     jobs: terminal.Jobs = None,
     out: terminal.Out = Path("runs"),
     data: terminal.Data = None,
     device: terminal.Device = "auto",
     executor: Annotated[str | None, Option(help=EXECUTOR)] = None,
-    threads: Annotated[int, Option(min=1, help="Of each run; may change last digits.")] = 1,
+    threads: Annotated[
+        int, Option(min=1, help="Of each run; more may change the last digits.")
+    ] = 1,
     checkpoint_every: terminal.CheckpointEvery = 60.0,
     dry_run: Annotated[bool, Option("--dry-run", help=DRY_RUN)] = False,
 ) -> None:

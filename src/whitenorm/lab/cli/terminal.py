@@ -36,7 +36,8 @@ Out = Annotated[Path, Option("--out", "-o", metavar="DIR", help="Output folder."
 Data = Annotated[Path | None, Option(metavar="DIR", help="Data folder, or $WHITENORM_DATA.")]
 Device = Annotated[str, Option(help="`cpu`, `cuda`, `cuda:1`; `auto` is a GPU if there is one.")]
 Jobs = Annotated[
-    int | None, Option("--jobs", "-j", min=1, help="Runs at a time; one a core, or 1 on a GPU.")
+    int | None,
+    Option("--jobs", "-j", min=1, help="Runs at a time; by default one a core, or 1 on a GPU."),
 ]
 CheckpointEvery = Annotated[float, Option(min=0, help="Seconds between checkpoints.")]
 

@@ -42,16 +42,22 @@ def train(
     method: Annotated[str, Option(help=_names(METHODS))] = "dbn",
     optimiser: Annotated[str, Option(help=_names(OPTIMISERS))] = "sgd",
     lr: Annotated[float, Option(help="Learning rate at the start.")] = 0.1,
-    momentum: Annotated[float | None, Option(help="Of SGD.")] = None,
-    weight_decay: Annotated[float | None, Option(help="Of all parameters.")] = None,
+    momentum: Annotated[float | None, Option(help="Of SGD; by default 0.")] = None,
+    weight_decay: Annotated[float | None, Option(help="Of all parameters; by default 0.")] = None,
     schedule: Annotated[str, Option(help=SCHEDULES)] = "constant",
-    epochs: Annotated[int | None, Option(min=1, help="Passes over the data; 10.")] = None,
-    iterations: Annotated[int | None, Option(min=1, help="Or: how many updates.")] = None,
+    epochs: Annotated[
+        int | None, Option(min=1, help="Passes over the data; by default 10.")
+    ] = None,
+    iterations: Annotated[int | None, Option(min=1, help="Updates, in place of epochs.")] = None,
     batch_size: Annotated[int, Option(min=0, help="0 for all examples at once.")] = 128,
     seed: Annotated[int, Option(help="Of everything that is random.")] = 0,
-    precision: Annotated[str, Option(help="Or `float64`, or `bf16` (autocast).")] = "float32",
+    precision: Annotated[
+        str, Option(help="`float32`, `float64` or `bf16` (autocast).")
+    ] = "float32",
     accumulate: Annotated[int, Option(min=1, help="Parts of a batch, to save memory.")] = 1,
-    channels_last: Annotated[bool, Option("--channels-last", help="In memory.")] = False,
+    channels_last: Annotated[
+        bool, Option("--channels-last", help="Channels last in memory.")
+    ] = False,
     sync: Annotated[bool, Option("--sync", help=SYNC)] = False,
     options: Annotated[
         list[str] | None,
@@ -62,7 +68,9 @@ def train(
     checkpoint_every: terminal.CheckpointEvery = 60.0,
     data: terminal.Data = None,
     device: terminal.Device = "auto",
-    threads: Annotated[int | None, Option(min=1, help="By default one a core.")] = None,
+    threads: Annotated[
+        int | None, Option(min=1, help="Threads of torch; by default one a core.")
+    ] = None,
     tensorboard: Annotated[bool, Option(help=LOG)] = True,
 ) -> None:
     """Train one configuration, with checkpoints, and write its record.
