@@ -21,7 +21,7 @@ from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.wording import effect_text
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("README.md", "docs/ledger.md", "docs/results.md")
+PAGES = ("README.md", "docs/beyond.md", "docs/ledger.md", "docs/results.md")
 BLOCK = re.compile(r"(<!-- results: \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -40,9 +40,10 @@ def test_the_committed_pages_are_what_the_committed_records_give(tmp_path):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text()
 
 
-def test_the_ledger_has_no_numbers_besides():
+@pytest.mark.parametrize("page", ["beyond", "results"])
+def test_the_pages_have_no_numbers_besides(page):
     """What is measured stands in blocks alone: in the prose, numbers would grow old."""
-    prose = BLOCK.sub("", (ROOT / "docs" / "results.md").read_text()).replace("95% interval", "")
+    prose = BLOCK.sub("", (ROOT / "docs" / f"{page}.md").read_text()).replace("95% interval", "")
     assert not re.findall(r"\d\.\d|\d ?%|± \d", prose)
 
 
