@@ -1,6 +1,6 @@
 r"""Records as Markdown: every measured number on a page comes from here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from whitenorm.lab.bench.ports import PORTS
@@ -19,15 +19,12 @@ MODES = {
 
 def for_pages(record: Data) -> dict[str, str]:
     """What pages show of a record, by slot: short tables, and where they were measured."""
-    cases, suite = record["cases"], record["suite"]
-    slots = {}
-    if suite == "summary":
-        slots = {suite: _summary(cases), "goals": _goals(cases)}
-    elif suite == "network":
-        slots = {suite: _networks(cases)}
-    elif suite == "gpu":
-        slots = {suite: on_device(record)}
-    return {name: f"{text}\n\n{_where(record)}" for name, text in slots.items()}
+    cases, where = record["cases"], _where(record)
+    if record["suite"] == "summary":
+        return {"summary": f"{_summary(cases)}\n\n{where}", "goals": _goals(cases)}
+    if record["suite"] == "gpu":
+        return {"gpu": f"{on_device(record)}\n\n{where}"}
+    return {}
 
 
 def report(record: Data) -> str:
@@ -38,6 +35,8 @@ def report(record: Data) -> str:
         parts.append(_summary(cases))
     elif record["suite"] == "layer":
         parts.append(_layers(cases))
+    elif record["suite"] == "network":
+        parts.append(_networks(cases))
     elif record["suite"] == "gpu":
         parts.append(on_device(record))
     if any(case["bars"] for case in cases):
@@ -128,29 +127,21 @@ def _mebibytes(facts: Data) -> str:
 
 def _networks(cases: list[Data]) -> str:
     inferred = {case["title"]: case for case in cases if _mode(case) == "inference"}
-    rows = [
-        (
-            _title(case),
-            _label(name),
-            _value(case, "bn", "step"),
-            _ratio(case, name, "bn", quartiles=True),
-            NETWORKS[case["title"]].dbn[name] or "-",
-            _ratio(inferred[case["title"]], name, "bn"),
-            _ratio(inferred[case["title"]], f"{name}, folded", "bn, folded"),
-        )
-        for case, names in _page_cases(cases, "training")
-        for name in names
-    ]
+    rows = []
+    for case in cases:
+        title = case["title"]
+        if _mode(case) != "training" or title not in NETWORKS:  # older records have more
+            continue
+        inference = inferred.get(title, {"alternatives": {}})  # a partial record may have none
+        for name, paper in NETWORKS[title].dbn.items():
+            training = _value(case, "bn", "step"), _ratio(case, name, "bn", quartiles=True)
+            ratios = (
+                _ratio(inference, name, "bn"),
+                _ratio(inference, f"{name}, folded", "bn, folded"),
+            )
+            rows.append((_title(case), _label(name), *training, paper or "-", *ratios))
     head = ("network", "normalization", "BN ms", "training / BN", "paper", "inference / BN")
     return table((*head, "both folded"), rows)
-
-
-def _page_cases(cases: Iterable[Data], mode: str) -> Iterator[tuple[Data, list[str]]]:
-    """The networks and their DBNs that are measured today: older records have more."""
-    for case in cases:
-        title = case["title"].partition(" ")[0]  # older records add sizes to the MLP's title
-        if _mode(case) == mode and title in NETWORKS:
-            yield case, [name for name in NETWORKS[title].dbn if name in case["alternatives"]]
 
 
 def _goals(cases: Iterable[Data]) -> str:
