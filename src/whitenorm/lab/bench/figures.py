@@ -14,7 +14,7 @@ LOOKS = {
     "dbn": ("o-", "DBN"),
     "loop": ("s", "loop over eigh"),
     "newton": ("D", "Newton-Schulz"),
-    "floor": ("_", "floor"),
+    "floor": ("v", "floor"),
 }
 
 
@@ -43,7 +43,11 @@ def save_layer_figure(record: dict[str, Any], path: Path) -> None:
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         grid[0].set_ylabel("forward + backward, against BN")
-        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        figure.legend(
+            *grid[0].get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=2 * min(len(cases), 2),
+        )
         figure.savefig(path, metadata={"Date": None})
 
 
