@@ -33,7 +33,7 @@ def test_ports_compute_what_whitenorm_does(port, whitening):
     assert_close(theirs.eval()(x), ours.eval()(x))
 
 
-@pytest.mark.parametrize("name", ["bn", "conv", "dbn-g8", "loop-g8", "newton-g8"])
+@pytest.mark.parametrize("name", ["bn", "dbn-g8", "loop-g8", "newton-g8"])
 def test_every_layer_runs_in_other_formats(name):
     layer(Layer((4, 16, 4, 4), "bfloat16", "channels_last"), name)
 
@@ -41,12 +41,25 @@ def test_every_layer_runs_in_other_formats(name):
 @pytest.mark.filterwarnings("ignore:a batch of")
 @pytest.mark.parametrize("title", NETWORKS)
 def test_every_network_trains_with_every_normalization(title):
-    small = {"vgg-a": {"width": 8}, "resnet": {"depth": 8}, "wrn": {"depth": 10, "widen": 1}}
-    small["imagenet-resnet"] = {"depth": 18}
+    small = {"vgg-a": {"width": 8}, "resnet": {"depth": 8}, "imagenet-resnet": {"depth": 18}}
     network = NETWORKS[title]
     options = small.get(network.model, network.options)
     for name in ("bn", *network.dbn):
         TrainingIteration(replace(network, batch=2, options=options), name)()
+
+
+@pytest.mark.parametrize(
+    ("name", "ports", "size"), [("loop-scale", 1, 8), ("newton-all-g16", 7, 16)]
+)
+def test_ports_stand_in_a_network_where_dbn_would(name, ports, size):
+    network = replace(NETWORKS["Res-20"], batch=8, options={"depth": 8})
+    model, x, _ = network.build(name)
+    found = [module for module in model.modules() if isinstance(module, Port)]
+    assert [port.size for port in found] == [size] * ports
+    assert {port.whiten for port in found} == {PORTS[name.partition("-")[0]]}
+    dbn, *_ = network.build(name.replace(name.partition("-")[0], "dbn"))
+    assert sum(isinstance(m, DecorrelatedBatchNorm2d) for m in dbn.modules()) == ports
+    assert model(x).isfinite().all()
 
 
 def test_a_training_iteration_changes_the_weights_and_notices_nan():

@@ -7,16 +7,21 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from whitenorm.lab.bench.tables import PAGE_LAYERS, is_usual
 from whitenorm.lab.reporting.style import FIGURE_STYLE, PALETTE
 
-LOOKS = {"dbn": ("o-", "DBN"), "loop": ("s", "loop over eigh"), "newton": ("D", "Newton-Schulz")}
+SHOWN = ("[64, 64, 32, 32]", "[256, 128, 16, 16]", "[256, 512, 4, 4]", "[256, 128]")
+LOOKS = {
+    "dbn": ("o-", "DBN"),
+    "loop": ("s", "loop over eigh"),
+    "newton": ("D", "Newton-Schulz"),
+    "floor": ("v", "floor"),
+}
 
 
 def save_layer_figure(record: dict[str, Any], path: Path) -> None:
     """Writes an SVG with the inputs that the page shows; the same record gives the same file."""
-    usual = [case for case in record["cases"] if is_usual(case)]
-    cases = [case for case in usual if case["title"] in PAGE_LAYERS[True]] or usual
+    usual = [case for case in record["cases"] if _is_usual(case["info"])]
+    cases = [case for case in usual if case["title"] in SHOWN] or usual
     style: Any = {**FIGURE_STYLE, "font.size": 8}
     with mpl.rc_context(style):
         figure = Figure(figsize=(2.6 * len(cases), 2.8), layout="constrained")
@@ -28,7 +33,8 @@ def save_layer_figure(record: dict[str, Any], path: Path) -> None:
                     for name, found in case["alternatives"].items()
                     if name.startswith(kind)
                 ]
-                axes.plot(*zip(*points, strict=True), look, color=colour, label=words, ms=4)
+                if points:  # records from before the floor have none of it
+                    axes.plot(*zip(*points, strict=True), look, color=colour, label=words, ms=4)
             axes.axhline(1, color="black", lw=1)
             axes.set(title=case["title"], xscale="log", yscale="log", xlabel="group size")
             axes.xaxis.set_major_locator(LogLocator(base=4))
@@ -37,5 +43,13 @@ def save_layer_figure(record: dict[str, Any], path: Path) -> None:
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         grid[0].set_ylabel("forward + backward, against BN")
-        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        figure.legend(
+            *grid[0].get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=2 * min(len(cases), 2),
+        )
         figure.savefig(path, metadata={"Date": None})
+
+
+def _is_usual(info: dict[str, Any]) -> bool:
+    return (info["dtype"], info["layout"]) == ("float32", "contiguous")

@@ -10,7 +10,7 @@ import torch
 from whitenorm.lab.bench.harness import BenchError, Suite, measure
 from whitenorm.lab.bench.machine import describe, disturbances, keep_memory, time_constant_work
 from whitenorm.lab.bench.suites import SUITES
-from whitenorm.lab.bench.tables import for_page, report
+from whitenorm.lab.bench.tables import for_pages, report
 from whitenorm.lab.reporting.markdown import fill_slots
 
 FORMAT = 1
@@ -101,15 +101,15 @@ def fill_page(page: Path, out: Path) -> list[str]:
     records = [path for name in names if (path := out / f"{name}.json").exists()]
     if not records:
         raise BenchError(f"{out} holds no records of whole suites; measure with --suite first")
-    slots = {}
+    slots: dict[str, str] = {}
     for path in records:
         render(path)
-        slots[path.stem] = for_page(read_record(path))
+        slots |= for_pages(read_record(path))
     text, replaced, _ = fill_slots(page.read_text(), "bench", slots)
-    if missing := slots.keys() - replaced:
+    if not replaced:
         raise BenchError(
-            f"{page} has no place for {', '.join(sorted(missing))}; add '<!-- bench: name -->' "
-            "and '<!-- end -->', each on a line of its own"
+            f"{page} has no place for {', '.join(slots)}; add '<!-- bench: name -->' and "
+            "'<!-- end -->', each on a line of its own"
         )
     page.write_text(text)
     return replaced

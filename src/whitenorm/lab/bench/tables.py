@@ -1,6 +1,6 @@
 r"""Records as Markdown: every measured number on a page comes from here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from whitenorm.lab.bench.ports import PORTS
@@ -9,10 +9,6 @@ from whitenorm.lab.reporting.markdown import table
 
 Data = dict[str, Any]
 
-PAGE_LAYERS = {  # the inputs that the page shows, in the usual format and in others
-    True: ("[64, 64, 32, 32]", "[256, 128, 16, 16]", "[256, 512, 4, 4]", "[256, 128]"),
-    False: ("[256, 128, 16, 16]",),
-}
 MODES = {
     "layer": "forward + backward",
     "training": "training update",
@@ -21,37 +17,33 @@ MODES = {
 }
 
 
-def for_page(record: Data) -> str:
-    """What the page shows of a record: a short table, and where it was measured."""
-    cases = record["cases"]
-    if record["suite"] == "bars":
-        met = [row[3] for row in _goals(cases)]
-        text = f"{met.count('met')} of {len(met)} goals are met."
-    elif record["suite"] == "layer":
-        text = _layers(case for case in cases if case["title"] in PAGE_LAYERS[is_usual(case)])
-    elif record["suite"] == "network":
-        text = _networks(cases)
-    elif record["suite"] == "gpu":
-        text = on_device(record)
-    else:
-        chosen = _page_cases(cases, "memory")
-        text = _everything((case, name) for case, names in chosen for name in ("bn", names[-1]))
-    return f"{text}\n\n{_where(record)}"
+def for_pages(record: Data) -> dict[str, str]:
+    """What pages show of a record, by slot: short tables, and where they were measured."""
+    cases, where = record["cases"], _where(record)
+    if record["suite"] == "summary":
+        return {"summary": f"{_summary(cases)}\n\n{where}", "goals": _goals(cases)}
+    if record["suite"] == "gpu":
+        return {"gpu": f"{on_device(record)}\n\n{where}"}
+    return {}
 
 
 def report(record: Data) -> str:
     """All of a record."""
+    cases = record["cases"]
     parts = [f"# {record['title']}", _where(record)]
-    if record["suite"] == "bars":
-        head = ("what", "ratio", "at most", "", *map(_label, PORTS))
-        parts.append(table(head, _goals(record["cases"])))
+    if record["suite"] == "summary":
+        parts.append(_summary(cases))
     elif record["suite"] == "layer":
-        parts.append(_layers(record["cases"]))
+        parts.append(_layers(cases))
+    elif record["suite"] == "network":
+        parts.append(_networks(cases))
     elif record["suite"] == "gpu":
         parts.append(on_device(record))
+    if any(case["bars"] for case in cases):
+        parts += ["## Goals", _goals(cases)]
     for mode, words in MODES.items():
-        cases = [case for case in record["cases"] if _mode(case) == mode]
-        rows = [(case, name) for case in cases for name in case["alternatives"]]
+        some = [case for case in cases if _mode(case) == mode]
+        rows = [(case, name) for case in some for name in case["alternatives"]]
         parts += [f"## All measurements: {words}", _everything(rows)] if rows else []
     return "\n\n".join(parts) + "\n"
 
@@ -76,9 +68,24 @@ def _where(record: Data) -> str:
     return text
 
 
+def _summary(cases: Iterable[Data]) -> str:
+    """A training step with each DBN: against BN, beside the ports, and against the floor."""
+    rows = []
+    for case in cases:
+        dbn = [name for name in case["alternatives"] if name.startswith("dbn")]
+        for name in dbn if _mode(case) in ("layer", "training") else ():
+            what = ("one layer, " if _mode(case) == "layer" else "") + _title(case)
+            names = [name, *(name.replace("dbn", port) for port in PORTS)]
+            ratios = [_ratio(case, each, "bn") for each in names]
+            floor = _ratio(case, name, _floor_of(name))
+            rows.append((what, _label(name), _value(case, "bn", case["main"]), *ratios, floor))
+    against = [f"{_label(each)} / BN" for each in ("dbn", *PORTS)]
+    return table(("training step", "with", "BN ms", *against, "DBN / floor"), rows)
+
+
 def _layers(cases: Iterable[Data]) -> str:
-    """Forward and backward against BN, by group size, and the usual ports at group 16."""
-    names = ["dbn-g1", "dbn-g8", "dbn-g16", "dbn-g64", "loop-g16", "newton-g16"]
+    """Forward and backward against BN, by group size, and ports and floor at group 16."""
+    names = ["dbn-g1", "dbn-g8", "dbn-g16", "dbn-g64", "loop-g16", "newton-g16", "floor-g16"]
     rows = []
     for case in cases:
         largest = [name for name in case["alternatives"] if name.startswith("dbn")][-1]
@@ -120,32 +127,24 @@ def _mebibytes(facts: Data) -> str:
 
 def _networks(cases: list[Data]) -> str:
     inferred = {case["title"]: case for case in cases if _mode(case) == "inference"}
-    rows = [
-        (
-            _title(case),
-            _label(name),
-            _value(case, "bn", "step"),
-            _ratio(case, name, "bn", quartiles=True),
-            NETWORKS[case["title"]].dbn[name] or "-",
-            _ratio(inferred[case["title"]], name, "bn"),
-            _ratio(inferred[case["title"]], f"{name}, folded", "bn, folded"),
-        )
-        for case, names in _page_cases(cases, "training")
-        for name in names
-    ]
+    rows = []
+    for case in cases:
+        title = case["title"]
+        if _mode(case) != "training" or title not in NETWORKS:  # older records have more
+            continue
+        inference = inferred.get(title, {"alternatives": {}})  # a partial record may have none
+        for name, paper in NETWORKS[title].dbn.items():
+            training = _value(case, "bn", "step"), _ratio(case, name, "bn", quartiles=True)
+            ratios = (
+                _ratio(inference, name, "bn"),
+                _ratio(inference, f"{name}, folded", "bn, folded"),
+            )
+            rows.append((_title(case), _label(name), *training, paper or "-", *ratios))
     head = ("network", "normalization", "BN ms", "training / BN", "paper", "inference / BN")
     return table((*head, "both folded"), rows)
 
 
-def _page_cases(cases: Iterable[Data], mode: str) -> Iterator[tuple[Data, list[str]]]:
-    """The networks and their DBNs that are measured today: older records have more."""
-    for case in cases:
-        title = case["title"].partition(" ")[0]  # older records add sizes to the MLP's title
-        if _mode(case) == mode and title in NETWORKS:
-            yield case, [name for name in NETWORKS[title].dbn if name in case["alternatives"]]
-
-
-def _goals(cases: Iterable[Data]) -> list[tuple[str, ...]]:
+def _goals(cases: Iterable[Data]) -> str:
     rows = []
     for case, bar in ((each, bar) for each in cases for bar in each["bars"]):
         ours, reference, at_most = bar["alternative"], bar["reference"], bar["at_most"]
@@ -156,10 +155,11 @@ def _goals(cases: Iterable[Data]) -> list[tuple[str, ...]]:
                 _ratio(case, ours, reference, digits=3, quartiles=True),
                 f"{at_most:.2f}",
                 "met" if ratio <= at_most else "not met",
-                *(_ratio(case, ours.replace("dbn", port), reference) for port in PORTS),
             )
         )
-    return rows
+    met = sum(row[-1] == "met" for row in rows)
+    text = table(("what", "ratio", "at most", ""), rows)
+    return f"{text}\n\n{met} of {len(rows)} goals are met."
 
 
 def _everything(rows: Iterable[tuple[Data, str]]) -> str:
@@ -168,30 +168,34 @@ def _everything(rows: Iterable[tuple[Data, str]]) -> str:
     first, name = rows[0]
     phases = _mode(first) == "layer"
     quantities = list(first["alternatives"][name]["summary"]) if phases else [first["main"]]
-    references = list(dict.fromkeys(name for case, _ in rows for name in case["references"]))
+    names = dict.fromkeys(name for case, _ in rows for name in case["references"])
+    references = [name for name in names if not name.startswith("floor")]
+    floors = len(names) > len(references)
     lines = [
         (
             _title(case),
             _label(name),
             *(_value(case, name, quantity) for quantity in quantities),
             *(_ratio(case, name, reference, 3, quartiles=True) for reference in references),
+            *([_ratio(case, name, _floor_of(name), 3, quartiles=True)] if floors else []),
         )
         for case, name in rows
     ]
     unit = "MiB" if _mode(first) == "memory" else "ms"
     head = ["what", "alternative", *(f"{quantity} {unit}" for quantity in quantities)]
-    return table([*head, *(f"/ {_label(name)}" for name in references)], lines)
+    head += [f"/ {_label(name)}" for name in references] + (["/ floor"] if floors else [])
+    return table(head, lines)
 
 
 WORDS = {
-    "dbn-all": "DBN everywhere",
+    "-all": " everywhere",
+    "-scale": " in the first layer",
     "triton": "DBN in Triton",
     "cholesky": "DBN by Cholesky",
     "dbn": "DBN",
     "bn": "BN",
     "loop": "loop over eigh",
     "newton": "Newton-Schulz",
-    "conv": "3x3 convolution",
 }
 
 
@@ -199,21 +203,20 @@ def _label(name: str) -> str:
     """An alternative in words.
 
     Example:
-        >>> _label("dbn-all-g16, folded"), _label("loop-g8")
-        ('DBN everywhere G16, folded', 'loop over eigh G8')
+        >>> _label("dbn-all-g16, folded"), _label("loop-scale")
+        ('DBN everywhere G16, folded', 'loop over eigh in the first layer')
     """
     for key, words in WORDS.items():
         name = name.replace(key, words)
     return name.replace("-g", " G")
 
 
+def _floor_of(name: str) -> str:
+    return f"floor-g{name.partition('-g')[2]}"
+
+
 def _mode(case: Data) -> str:
     return str(case["info"].get("mode", "layer"))
-
-
-def is_usual(case: Data) -> bool:
-    """Whether a case of layers is in the usual format."""
-    return (case["info"]["dtype"], case["info"]["layout"]) == ("float32", "contiguous")
 
 
 def _title(case: Data) -> str:

@@ -45,17 +45,7 @@ def least_ratio(gpu: str, group_size: int, itemsize: int) -> float:
 
 
 def traffic_table() -> str:
-    """Traffic of each pass, and the least ratios, for the page."""
-    launches = sum(map(len, LAUNCHES.values()))
-    counts: dict[str, tuple[int, ...]]
-    counts = {f"`{name}`": (*each, *BATCH_NORM[name]) for name, each in PASSES.items()}
-    counts[f"a layer, {launches} launches"] = tuple(map(sum, zip(*counts.values(), strict=True)))
-    rows = [
-        (name, f"{4 * reads} / {4 * writes}", f"{products} k", f"{4 * theirs} / {4 * written}")
-        for name, (reads, writes, products, theirs, written) in counts.items()
-    ]
-    head = ("pass", "bytes read / written", "multiply-adds", "BatchNorm's bytes")
-    parts = [table(head, rows)]
+    """The least ratios, for the page."""
     kinds = [
         (dtype, size, k) for dtype, size in (("float32", 4), ("bfloat16", 2)) for k in (16, 32)
     ]
@@ -63,5 +53,4 @@ def traffic_table() -> str:
         (f"{dtype}, groups of {k}", *(f"{least_ratio(gpu, k, size):.2f}" for gpu in GPUS))
         for dtype, size, k in kinds
     ]
-    parts.append(table(("computed, not measured: passes / BatchNorm's", *GPUS), ratios))
-    return "\n\n".join(parts)
+    return table(("computed, not measured: passes / BatchNorm's", *GPUS), ratios)

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.nn import functional as F
 
-from whitenorm.convert import convert_batchnorm
+from whitenorm.convert import convert_batchnorm, replace_modules
 from whitenorm.folding import fold
+from whitenorm.lab.bench.floor import Floor, Saved
 from whitenorm.lab.bench.harness import BenchError, Timed
 from whitenorm.lab.bench.ports import PORTS, Port
 from whitenorm.lab.networks.build import build_model
 from whitenorm.lab.networks.methods import make_method
+from whitenorm.modules import DecorrelatedBatchNorm
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,19 @@ class Layer:
 def layer(given: Layer, name: str) -> Timed:
     """Forward and backward pass of a layer in training, with the gradients of all it has.
 
-    The layer is "bn"; "conv", as wide as the input (linear for (N, C)); or "dbn-g16", "loop-g16"
-    or "newton-g16", with any group size. Normalizations keep float32 parameters.
+    The layer is "bn", or "dbn-g16", "loop-g16", "newton-g16" or "floor-g16", with any group size.
+    Normalizations keep float32 parameters.
     """
     generator, dtype = torch.Generator().manual_seed(0), getattr(torch, given.dtype)
-    module = _module(name, given.shape[1], is_image=len(given.shape) == 4)
-    if name == "conv":
-        module = module.to(dtype)
     x = torch.randn(given.shape, generator=generator)
     x = (x + 0.5 * x.roll(1, 1)).add_(0.5).to(dtype)  # correlated, with a mean, as in networks
     g = torch.randn(given.shape, generator=generator).to(dtype)
     if given.layout == "channels_last":
-        layout = torch.channels_last
-        module = module.to(memory_format=layout)  # type: ignore[call-overload]
-        x, g = x.to(memory_format=layout), g.to(memory_format=layout)
+        x, g = (t.to(memory_format=torch.channels_last) for t in (x, g))
+    kind, _, group = name.partition("-g")
+    if kind == "floor":
+        return _floor(Floor(given.shape, int(group)), x, g)
+    module = _module(kind, given.shape, int(group or 1))
     if not module(x).isfinite().all():
         raise BenchError(f"layer {name!r} gave NaN or inf on {given}")
     x.requires_grad_()
@@ -64,16 +65,24 @@ def layer(given: Layer, name: str) -> Timed:
     return Timed({"forward": forward, "backward": backward})
 
 
-def _module(name: str, channels: int, is_image: bool) -> nn.Module:
-    kind, _, group = name.partition("-g")
-    if kind == "conv" and is_image:
-        return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-    if kind == "conv":
-        return nn.Linear(channels, channels)
+def _module(kind: str, shape: tuple[int, ...], group: int) -> nn.Module:
     if kind in PORTS:
-        return Port(PORTS[kind], channels, int(group))
-    bn = nn.BatchNorm2d(channels) if is_image else nn.BatchNorm1d(channels)
-    return bn if kind == "bn" else convert_batchnorm(bn, group_size=int(group))
+        return Port(PORTS[kind], shape[1], group)
+    bn = nn.BatchNorm2d(shape[1]) if len(shape) == 4 else nn.BatchNorm1d(shape[1])
+    return bn if kind == "bn" else convert_batchnorm(bn, group_size=group)
+
+
+def _floor(floor: Floor, x: Tensor, g: Tensor) -> Timed:
+    weight, bias = torch.ones(x.shape[1]), torch.zeros(x.shape[1])
+    outputs: list[tuple[Tensor, Saved]] = []
+
+    def forward() -> None:
+        outputs.append(floor.forward(x, weight, bias))
+
+    def backward() -> None:
+        floor.backward(g, x, weight, outputs.pop()[1])
+
+    return Timed({"forward": forward, "backward": backward})
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,8 @@ class Network:
         """The network in training mode, a batch and its labels.
 
         Names are "bn"; "dbn-g16", with any group size; and "dbn-scale", which is the paper's
-        DBN-scale-L1, groups of 8 in the first layer alone.
+        DBN-scale-L1, groups of 8 in the first layer alone. "loop" or "newton" in place of "dbn"
+        puts a port where DBN would be.
         """
         generator = torch.Generator().manual_seed(0)
         network = build_model(
@@ -103,10 +113,14 @@ class Network:
             generator=generator,
             **self.options,
         )
-        if name == "dbn-scale":
-            convert_batchnorm(network, where="first", group_size=8)
-        elif name != "bn":
-            convert_batchnorm(network, where=self.where, group_size=int(name.split("-g")[1]))
+        kind, _, group = name.partition("-g")
+        first, port = kind.endswith("-scale"), PORTS.get(kind.partition("-")[0])
+        if kind != "bn":
+            size, where = (8, "first") if first else (int(group), self.where)
+            convert_batchnorm(network, where=where, group_size=size)
+        if port is not None:
+            found = [m for m in network.modules() if isinstance(m, DecorrelatedBatchNorm)]
+            replace_modules(network, {m: Port(port, m.num_features, size) for m in found})
         x = torch.randn(self.batch, *self.input_shape, generator=generator)
         return network, x, torch.randint(self.classes, (self.batch,), generator=generator)
 

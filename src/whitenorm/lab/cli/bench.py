@@ -54,7 +54,7 @@ def bench(
 
     Examples:
 
-    - `whitenorm bench --suite bars`
+    - `whitenorm bench --suite summary`
 
     - `whitenorm bench --suite layer --quick --out /tmp/bench`
 
@@ -65,7 +65,7 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     if device == "cpu":
-        names = suite or ([] if page else ["bars"])
+        names = suite or ([] if page else ["summary"])
         suites = [look_up(SUITES, "suite", name) for name in names]
     elif suite:
         raise BenchError("--suite is for the CPU; leave it out with --device")
