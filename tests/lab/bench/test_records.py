@@ -70,7 +70,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "slots"), [("docs/performance.md", ["summary", "goals"]), ("README.md", ["summary"])]
+    ("name", "slots"), [("docs/performance.md", ["summary", "goals"]), ("README.md", ["networks"])]
 )
 def test_pages_show_the_records_and_nothing_else_is_touched(folder, name, slots):
     committed, page = ROOT / name, folder / "page.md"
@@ -126,7 +126,7 @@ def test_a_record_of_training_alone_has_no_ratios_of_inference(folder):
 def test_a_page_without_a_place_for_any_record_is_refused(folder):
     page = folder / "page.md"
     page.write_text("<!-- bench: sumary -->\n<!-- end -->\n")
-    with pytest.raises(BenchError, match="no place for summary, goals"):
+    with pytest.raises(BenchError, match="no place for summary, networks, goals"):
         fill_page(page, folder)
 
 

@@ -21,7 +21,11 @@ def for_pages(record: Data) -> dict[str, str]:
     """What pages show of a record, by slot: short tables, and where they were measured."""
     cases, where = record["cases"], _where(record)
     if record["suite"] == "summary":
-        return {"summary": f"{_summary(cases)}\n\n{where}", "goals": _goals(cases)}
+        networks = [case for case in cases if _mode(case) == "training"]
+        slots = {"summary": _summary(cases), "networks": _summary(networks)}
+        return {name: f"{text}\n\n{where}" for name, text in slots.items()} | {
+            "goals": _goals(cases)
+        }
     if record["suite"] == "gpu":
         return {"gpu": f"{on_device(record)}\n\n{where}"}
     return {}
@@ -69,7 +73,7 @@ def _where(record: Data) -> str:
 
 
 def _summary(cases: Iterable[Data]) -> str:
-    """A training step with each DBN: against BN, beside the ports, and against the floor."""
+    """A training step with each DBN: against BN, beside the ports, and against a layer's floor."""
     rows = []
     for case in cases:
         dbn = [name for name in case["alternatives"] if name.startswith("dbn")]
@@ -79,8 +83,11 @@ def _summary(cases: Iterable[Data]) -> str:
             ratios = [_ratio(case, each, "bn") for each in names]
             floor = _ratio(case, name, _floor_of(name))
             rows.append((what, _label(name), _value(case, "bn", case["main"]), *ratios, floor))
-    against = [f"{_label(each)} / BN" for each in ("dbn", *PORTS)]
-    return table(("training step", "with", "BN ms", *against, "DBN / floor"), rows)
+    head = ["training step", "with", "BN ms"]
+    head += [*(f"{_label(each)} / BN" for each in ("dbn", *PORTS)), "DBN / floor"]
+    if all(floor == "-" for *_, floor in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    return table(head, rows)
 
 
 def _layers(cases: Iterable[Data]) -> str:
