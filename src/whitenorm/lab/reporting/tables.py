@@ -123,7 +123,7 @@ def status_words(claim: Claim, results: Results | None) -> str:
         notes.append(f"{agreeing} contradict it")
     if (few := _fewer_panels(claim, verdict, results)) is not None:
         notes.append(few)
-    if results.scale_name != "paper":
+    if results.scale_name != "paper" and "paper" in results.study.scales:
         notes.append("reduced size")
     return f"{verdict.status} ({'; '.join(notes)})" if notes else verdict.status
 

@@ -231,7 +231,7 @@ class View:
     name: str  # for file names
     title: str
     # "line"; "across" for one plot with the panels along the abscissa; "swap" for the illustration
-    # of axis swapping.
+    # of axis swapping; "correlations" for heat maps before and after a layer.
     kind: str = "line"
     x: str = "epoch"  # a column; across panels: "start" or "end" of training
     y: tuple[str, ...] = ("train_loss",)  # columns: the first is drawn solid, the second dashed
@@ -327,6 +327,8 @@ class Study:
     paper: tuple[PaperNumber, ...] = ()
     # Where the paper's text and the authors' scripts differ, and what is done here.
     notes: tuple[str, ...] = ()
+    # What the records came to, in a few sentences made from their numbers.
+    summary: Callable[[Results], str] | None = None
 
     def scale(self, name: str) -> Scale:
         """The scale of that name."""
