@@ -36,7 +36,8 @@ def read_photographs(root: Path | str | None) -> tuple[Arrays, Arrays]:
     """
     from sklearn.datasets import load_sample_images  # here, since it takes a second
 
-    random, parts = torch.Generator().manual_seed(0), ([], [])
+    random = torch.Generator().manual_seed(0)
+    parts: tuple[list[np.ndarray], list[np.ndarray]] = [], []
     for picture in load_sample_images().images:
         grey = np.rint(picture @ np.array(LUMA)).astype(np.uint8)
         down, across = (side // TILE for side in grey.shape)
