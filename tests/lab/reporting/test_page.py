@@ -4,6 +4,7 @@ import re
 import shutil
 import time
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def test_figures_and_page_are_built_from_records_alone(folder):
     page = build_report(folder)
     assert page == folder / "report.html"
     names = {path.name for path in (folder / "figures").iterdir()}
-    stems = ["demo-small-illustration", "demo-small-loss", "demo-small-error", "tiny-small-loss"]
+    views = [view.name for view in STUDIES["demo"].views]
+    stems = [*(f"demo-small-{name}" for name in views), "tiny-small-loss"]
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     for stem in stems:
         with Image.open(folder / "figures" / f"{stem}.png") as picture:
@@ -112,6 +114,14 @@ def test_the_paper_stands_beside_ours(folder):
     assert re.search(
         r"“BN beats plain.” +(supported|undecided|contradicted) +if its loss is", text
     )
+
+
+def test_the_page_and_the_study_say_the_same_summary(folder):
+    (results,) = [r for _, r in find_results(folder).results if r.study.name == "demo"]
+    said = results.study.summary(results)
+    text = unescape(build_report(folder).read_text())
+    assert text.count(f'<p class="summary">{said}</p>') == 1
+    assert text.count('class="summary"') == 1  # the tiny study has none
 
 
 def test_the_page_asks_nothing_of_the_network(folder):
@@ -234,8 +244,8 @@ def test_the_page_works_in_a_browser(folder, browser):
     browser.get(page.as_uri())
     plots = until(lambda: browser.find_elements("css selector", ".plot .main-svg"))
     figures = browser.find_elements("css selector", "figure .plot.js-plotly-plot")
-    assert len(figures) == 4
-    assert len(plots) >= 4
+    assert len(figures) == 8  # of the demo two views of two panels, three of one; of the other one
+    assert len(plots) >= 8
     for figure in figures:
         assert figure.size["height"] > 200
     for selector in ("#overview", ".numbers", ".paper"):
