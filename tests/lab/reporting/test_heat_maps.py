@@ -56,7 +56,7 @@ def test_both_kinds_of_figures_show_the_maps(measured):
     assert "DBN removes" in note
     assert [trace.type for trace in figure.data] == ["heatmap"] * 4
     assert np.array_equal(figure.data[3].z, np.array(AFTER))
-    assert [a.text for a in figure.layout.annotations][3] == "after DBN: mean |r| 0.00"
+    assert [a.text for a in figure.layout.annotations][3] == "after DBN<br>mean |r| 0.00"
     assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-1, 1)
 
 

@@ -109,8 +109,9 @@ def _swap_figure(shades: list[str], columns: dict[str, list[plots.Points]]) -> g
 
 def _correlations_figure(rows: list[tuple[Map, Map]]) -> go.Figure:
     """A row for each curve: before the layer, and after it."""
-    titles = [one.title for row in rows for one in row]
-    figure = make_subplots(len(rows), 2, subplot_titles=titles, vertical_spacing=0.08)
+    titles = [one.title.replace(": ", "<br>") for row in rows for one in row]  # for a phone
+    figure = make_subplots(len(rows), 2, subplot_titles=titles, vertical_spacing=0.14)
+    figure.update_annotations(font_size=13)
     for row, maps in enumerate(rows, start=1):
         for column, one in enumerate(maps, start=1):
             shown = {
@@ -123,6 +124,6 @@ def _correlations_figure(rows: list[tuple[Map, Map]]) -> go.Figure:
     figure.update_xaxes(constrain="domain", visible=False)
     figure.update_yaxes(constrain="domain", visible=False)
     colours = {"colorscale": COLOURS, "reversescale": True, "cmin": -1, "cmax": 1}
-    colours |= {"colorbar": {"title": "r", "thickness": 12}}
-    margin = {"l": 8, "r": 8, "t": 28, "b": 8}
+    colours |= {"colorbar": {"thickness": 10}}
+    margin = {"l": 8, "r": 8, "t": 44, "b": 8}
     return figure.update_layout(_LAYOUT | {"coloraxis": colours, "margin": margin})
