@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 .PHONY: demo test test-all docs lint format clean
 
-demo: $(VENV)/.lab  ## train a small network four ways and write demo/report.html
+demo: $(VENV)/.lab  ## see in half a minute what whitening is for: demo/report.html
 	$(BIN)/whitenorm demo
 
 test: lint  ## lint, types, tests, doctests

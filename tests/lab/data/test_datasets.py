@@ -7,6 +7,7 @@ import pytest
 import torch
 from datafiles import write_cifar, write_faces
 
+from whitenorm.diagnostics import mean_correlation
 from whitenorm.lab.data import datasets as data
 from whitenorm.lab.data.augment import AUGMENTATIONS
 from whitenorm.lab.data.datasets import DATASETS, Dataset, load_dataset, synthetic_dataset
@@ -35,6 +36,27 @@ def test_digits_need_no_file(monkeypatch):
     assert torch.equal(loaded.test_x, again.test_x)
 
 
+def test_patches_of_photographs_need_no_file_and_lose_only_the_mean_of_all(monkeypatch):
+    monkeypatch.delenv("WHITENORM_DATA", raising=False)
+    loaded = load_dataset("photographs")
+    assert loaded.train_x.shape == (2250, 1, 12, 12)
+    assert loaded.test_x.shape == (750, 1, 12, 12)
+    assert loaded.train_y.bincount().tolist() == [1125, 1125]
+    assert loaded.test_y.bincount().tolist() == [375, 375]
+    assert loaded.train_x.mean().abs() < 1e-6
+    assert loaded.train_x.mean((1, 2, 3)).std() > 0.1  # a patch keeps its brightness
+    assert torch.equal(loaded.test_x, load_dataset("photographs").test_x)
+
+
+def test_pixels_of_photographs_are_correlated_and_those_of_digits_hardly():
+    photographs, digits = (
+        mean_correlation(load_dataset(name).train_x.flatten(1))
+        for name in ("photographs", "digits")
+    )
+    assert photographs > 0.8
+    assert digits < 0.2
+
+
 @pytest.mark.parametrize(("preprocess", "dims"), [("channel", (0, 2, 3)), ("pixel-std", (0,))])
 def test_standardised_pictures_have_mean_0_and_deviation_1(
     tmp_path, monkeypatch, preprocess, dims
@@ -51,7 +73,7 @@ def test_standardised_pictures_have_mean_0_and_deviation_1(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("svhn", {}, "unknown data set 'svhn'; there are digits, mnist"),
+        ("svhn", {}, "unknown data set 'svhn'; there are digits, photographs, mnist"),
         ("digits", {"crop": True}, "'digits' has no option 'crop'; it has size, preprocess"),
         ("digits", {"augment": "cutout"}, "augment must be one of None, 'flip', .*, got 'cutout'"),
         ("digits", {"preprocess": "zca"}, "preprocess must be one of 'none', .*, got 'zca'"),

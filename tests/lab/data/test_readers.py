@@ -4,12 +4,14 @@ import gzip
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from datafiles import idx, write_cifar, write_faces, write_mnist
 
+from whitenorm.lab.data import readers
 from whitenorm.lab.data.datasets import DATASETS, load_dataset
 from whitenorm.lab.data.sources import SOURCES, DataError, File
 
@@ -79,7 +81,24 @@ def assert_error(root, name, *parts):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])
+def test_held_out_patches_share_no_pixel_with_training_patches(monkeypatch):
+    """Each pixel of the photographs is made to say of which tile it is."""
+    side = readers.TILE
+    rows, columns = np.mgrid[:427, :640] // side
+    numbers = (13 * rows + columns)[:, :, None].repeat(3, axis=2).astype(np.uint8)
+    pictures = SimpleNamespace(images=[numbers, numbers + 104])
+    monkeypatch.setattr("sklearn.datasets.load_sample_images", lambda: pictures)
+    (x, y), (test_x, test_y) = readers.read_photographs(None)
+    for patches in (x, test_x):
+        assert (patches == patches[:, :, :1, :1]).all()  # none crosses the border of a tile
+    tiles, held = ({*part[:, 0, 0, 0].tolist()} for part in (x, test_x))
+    assert not tiles & held
+    assert len(held) == 2 * 26
+    assert np.array_equal(x[:, 0, 0, 0] >= 104, y == 1)
+    assert np.array_equal(test_x[:, 0, 0, 0] >= 104, test_y == 1)
+
+
+@pytest.mark.parametrize("name", [name for name in DATASETS if SOURCES[name].folder])
 def test_a_missing_file_is_named_with_where_to_get_it(tmp_path, name):
     first = next(iter(SOURCES[name].files))
     assert_error(tmp_path, name, str(tmp_path / SOURCES[name].folder / first), "no such f")

@@ -78,7 +78,7 @@ def recorded(tmp_path, monkeypatch):
 def test_a_claim_judged_at_two_scales_has_both_verdicts(recorded, monkeypatch):
     one = studies.STUDIES["tiny"]
     assert ledger(results_of(recorded))["scales"].count("\n") == 1  # a heading alone
-    scales = {**one.scales, "scripts": replace(one.scales["paper"], otherwise="again")}
+    scales = {**one.scales, "scripts": replace(one.scales["paper"], setting="again")}
     monkeypatch.setitem(studies.STUDIES, "tiny", replace(one, scales=scales))
     records = recorded / "records"
     again = (records / "tiny-paper.jsonl").read_text().replace('"paper"', '"scripts"')
@@ -87,7 +87,7 @@ def test_a_claim_judged_at_two_scales_has_both_verdicts(recorded, monkeypatch):
     (row,) = slots["scales"].splitlines()[2:]
     assert re.search(r"paper: \w+.*; scripts: \w+", row)
     assert "reduced size" not in row
-    assert "Otherwise: again." in slots["ledger"]
+    assert "Settings: again." in slots["ledger"]
 
 
 def results_of(folder):

@@ -4,6 +4,7 @@ import re
 import shutil
 import time
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,36 @@ from whitenorm.lab.studies.study import Curve, Panel
 from whitenorm.lab.studies.wording import number
 
 
+def short_demo():
+    """The demo with few updates, at two learning rates."""
+    demo = STUDIES["demo"]
+    plan = demo.scales["small"]
+    short = {"iterations": 10, "evaluate_every": 2}
+    panels = tuple(
+        Panel(
+            p.name,
+            tuple(
+                Curve(c.label, c.run.changed(short), {"optimiser.lr": (0.1, 1)}) if c.grid else c
+                for c in p.curves
+            ),
+        )
+        for p in plan.panels
+    )
+    return replace(demo, scales={"small": replace(plan, panels=panels)})
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """A folder with the records of the demo and of a tiny study."""
     out = tmp_path_factory.mktemp("recorded")
-    run_study(STUDIES["demo"], "small", out, seeds=2)
+    run_study(short_demo(), "small", out, seeds=2)
     run_study(tiny_study(), "small", out)
     return out
 
 
 @pytest.fixture
 def known(monkeypatch):
+    monkeypatch.setitem(studies.STUDIES, "demo", short_demo())
     monkeypatch.setitem(studies.STUDIES, "tiny", tiny_study())
 
 
@@ -52,7 +72,8 @@ def test_figures_and_page_are_built_from_records_alone(folder):
     page = build_report(folder)
     assert page == folder / "report.html"
     names = {path.name for path in (folder / "figures").iterdir()}
-    stems = ["demo-small-illustration", "demo-small-loss", "demo-small-error", "tiny-small-loss"]
+    views = ("loss", "error", "conditioning", "correlations", "illustration")
+    stems = [*(f"demo-small-{name}" for name in views), "tiny-small-loss"]
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     for stem in stems:
         with Image.open(folder / "figures" / f"{stem}.png") as picture:
@@ -112,6 +133,14 @@ def test_the_paper_stands_beside_ours(folder):
     assert re.search(
         r"“BN beats plain.” +(supported|undecided|contradicted) +if its loss is", text
     )
+
+
+def test_the_page_and_the_study_say_the_same_summary(folder):
+    (results,) = [r for _, r in find_results(folder).results if r.study.name == "demo"]
+    said = results.study.summary(results)
+    text = unescape(build_report(folder).read_text())
+    assert text.count(f'<p class="summary">{said}</p>') == 1
+    assert text.count('class="summary"') == 1  # the tiny study has none
 
 
 def test_the_page_asks_nothing_of_the_network(folder):
@@ -260,8 +289,8 @@ def test_the_page_works_in_a_browser(folder, browser):
     browser.get(page.as_uri())
     plots = until(lambda: browser.find_elements("css selector", ".plot .main-svg"))
     figures = browser.find_elements("css selector", "figure .plot.js-plotly-plot")
-    assert len(figures) == 4
-    assert len(plots) >= 4
+    assert len(figures) == 8  # of the demo two views of two panels, three of one; of the other one
+    assert len(plots) >= 8
     for figure in figures:
         assert figure.size["height"] > 200
     for width in (1280, 390):

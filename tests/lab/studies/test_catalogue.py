@@ -35,7 +35,7 @@ def test_every_study_says_what_it_needs(name, scale):
     assert study.claims
     assert plan.duration
     if scale != "paper":
-        assert plan.reduced or plan.otherwise
+        assert plan.reduced or plan.setting
     else:  # at most the number of updates
         assert not plan.reduced or "updates, all else as published" in plan.reduced
     assert set(plan.datasets()) <= set(SOURCES) | {"none"}

@@ -22,6 +22,23 @@ def test_probes_are_taken_on_the_way_and_change_nothing():
     assert probed.probes["jacobian"]["iteration"] == [0, 16]
 
 
+def test_correlations_before_and_after_a_layer_are_kept_as_matrices():
+    options = {"every": 16, "layer": "hidden.0.norm", "neurons": 12}
+    run = DBN.changed({"epochs": 2, "probes": {"correlations": options}})
+    outcome = train(run, load(run))
+    plain = train(run.changed({"probes": {}}), load(run))
+    assert without_times(outcome)[:3] == without_times(plain)[:3]
+    found = outcome.probes["correlations"]
+    assert found["iteration"] == [0, 16]
+    before, after = (torch.tensor(found[name][-1]) for name in ("before", "after"))
+    assert before.shape == after.shape == (12, 12)
+    assert torch.equal(after.diagonal(), torch.ones(12))
+    group = ~torch.eye(8, dtype=torch.bool)
+    assert before[:8, :8][group].abs().mean() > 0.1
+    assert after[:8, :8][group].abs().max() < 0.01  # the first group is whitened
+    assert after[:8, 8:].abs().mean() > 0.05  # the second is another one
+
+
 def test_a_probe_of_weights_that_are_no_numbers_is_divergence(monkeypatch):
     def decompose(name, model, dataset, **options):
         calls.append(name)

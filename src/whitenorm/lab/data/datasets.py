@@ -15,7 +15,14 @@ from torch.nn import functional as F
 
 from whitenorm.lab.data.augment import AUGMENTATIONS, Augmentation
 from whitenorm.lab.data.images import read_imagefolder
-from whitenorm.lab.data.readers import Arrays, read_cifar, read_digits, read_faces, read_idx
+from whitenorm.lab.data.readers import (
+    Arrays,
+    read_cifar,
+    read_digits,
+    read_faces,
+    read_idx,
+    read_photographs,
+)
 from whitenorm.lab.lookup import check_options, choose, look_up
 
 
@@ -182,6 +189,8 @@ def _imagefolder(name: str, classes: int, size: int) -> Row:
 
 DATASETS: dict[str, Row] = {
     "digits": Row(read_digits, (1, 8, 8), 10, _options(8, "scalar"), levels=16),
+    # Patches keep their own brightness: only the mean of all is subtracted.
+    "photographs": Row(read_photographs, (1, 12, 12), 2, _options(12, "scalar")),
     "mnist": Row(partial(read_idx, name="mnist"), (1, 28, 28), 10, _options(32, "scalar")),
     "cifar10": _cifar("cifar10", classes=10, label_bytes=1),
     "cifar100": _cifar("cifar100", classes=100, label_bytes=2),  # a coarse label comes first

@@ -15,6 +15,8 @@ import torch
 from whitenorm.lab.data.sources import SOURCES, checked_file, problem
 
 Arrays = tuple[np.ndarray, np.ndarray]
+PATCH, TILE = 12, 48  # pixels a side
+LUMA = (0.299, 0.587, 0.114)  # how much red, green and blue count for grey (ITU-R BT.601)
 
 
 def read_digits(root: Path | str | None) -> tuple[Arrays, Arrays]:
@@ -24,6 +26,34 @@ def read_digits(root: Path | str | None) -> tuple[Arrays, Arrays]:
     digits = load_digits()
     chosen = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))[:360]
     return _held_out(digits.images.astype(np.uint8)[:, None], digits.target, chosen.numpy())
+
+
+def read_photographs(root: Path | str | None) -> tuple[Arrays, Arrays]:
+    """Grey patches, 12x12, of the two photographs inside scikit-learn; the label says of which.
+
+    Each photograph is cut into tiles of 48x48, of which a random quarter is for testing. Patches
+    lie anywhere within a tile: one for testing shares no pixel with any for training.
+    """
+    from sklearn.datasets import load_sample_images  # here, since it takes a second
+
+    random = torch.Generator().manual_seed(0)
+    parts: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+    for picture in load_sample_images().images:
+        grey = np.rint(picture @ np.array(LUMA)).astype(np.uint8)
+        down, across = (side // TILE for side in grey.shape)
+        tiles = torch.randperm(down * across, generator=random)
+        held = len(tiles) // 4
+        for part, own, n in zip(parts, (tiles[held:], tiles[:held]), (1125, 375), strict=True):
+            tile = own[torch.randint(len(own), (n,), generator=random)]
+            shift = torch.randint(TILE - PATCH + 1, (2, n), generator=random)
+            top, left = TILE * torch.stack([tile // across, tile % across]) + shift
+            windows = np.lib.stride_tricks.sliding_window_view(grey, (PATCH, PATCH))
+            part.append(windows[top.numpy(), left.numpy()][:, None])
+    train, test = (
+        (np.concatenate(part), np.repeat(np.arange(len(part)), [len(x) for x in part]))
+        for part in parts
+    )
+    return train, test
 
 
 def _held_out(x: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> tuple[Arrays, Arrays]:

@@ -61,6 +61,9 @@ _FACES = (
 
 SOURCES: dict[str, Source] = {
     "digits": Source("handwritten digits, 8x8 (scikit-learn)", None, where="inside scikit-learn"),
+    "photographs": Source(
+        "patches of two photographs, 12x12 (scikit-learn)", None, where="inside scikit-learn"
+    ),
     "mnist": Source(
         "MNIST",
         "mnist",

@@ -37,7 +37,7 @@ class Record:
     status: str = "finished"  # or "diverged", if the loss stopped being a number
     final: Mapping[str, float | None] = field(default_factory=dict)  # last values, by metric
     history: Mapping[str, list[float | None]] = field(default_factory=dict)  # columns of the curve
-    probes: Mapping[str, Mapping[str, list[float | None]]] = field(default_factory=dict)
+    probes: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     arrays: Mapping[str, Any] = field(default_factory=dict)  # other results of the run's task
     reason: str | None = None  # why it ended, if it didn't simply finish
     environment: Mapping[str, Any] = field(default_factory=dict)

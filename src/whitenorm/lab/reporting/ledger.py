@@ -157,9 +157,9 @@ def _setting(results: Results) -> str:
         + f" on {' and '.join(machines)}; {days}."
     )
     reduced = f"Reduced: {scale.reduced}." if scale.reduced else ""
-    otherwise = f"Otherwise: {scale.otherwise}." if scale.otherwise else ""
+    setting = f"Settings: {scale.setting}." if scale.setting else ""
     listed = "\n".join(f"- {note}" for note in notes(results))
-    return "\n\n".join(filter(None, (text, reduced, otherwise, listed)))
+    return "\n\n".join(filter(None, (text, reduced, setting, listed)))
 
 
 def _claims(results: Results) -> str:

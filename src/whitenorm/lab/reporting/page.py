@@ -87,6 +87,7 @@ def _section(path: Path, results: Results, folder: Path) -> dict[str, Any]:
         "key": key,
         "results": results,
         "study": results.study,
+        "summary": results.study.summary(results) if results.study.summary else "",
         "link": Path(os.path.relpath(path, folder)).as_posix(),
         "verdicts": [(claim, claim.judge(results)) for claim in results.study.claims],
         "figures": figures(results, anchors),

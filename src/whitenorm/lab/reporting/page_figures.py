@@ -7,6 +7,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from whitenorm.lab.reporting import plots
+from whitenorm.lab.reporting.heat_maps import (
+    COLOURS,
+    CORRELATIONS_NOTE,
+    Map,
+    correlation_maps,
+)
 from whitenorm.lab.reporting.style import GREY, colours
 from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import View
@@ -39,6 +45,10 @@ def figures(results: Results, anchors: Anchors) -> Iterator[Shown]:
         if view.kind == "swap":
             if found := plots.swap_points(results, view):
                 yield Shown(view.name, view.title, plots.SWAP_NOTE, _swap_figure(*found), True)
+        elif view.kind == "correlations":
+            if maps := correlation_maps(results, view):
+                drawing = _correlations_figure(maps)
+                yield Shown(view.name, view.title, CORRELATIONS_NOTE, drawing, True)
         else:
             for index, plot in enumerate(plots.line_plots(results, view)):
                 title = f"{view.title}: {plot.title}" if plot.title else view.title
@@ -107,3 +117,25 @@ def _swap_figure(shades: list[str], columns: dict[str, list[plots.Points]]) -> g
             figure.add_scatter(x=x, y=y, mode="markers", marker=marker, hoverinfo="x+y", **place)
     margin = {"l": 40, "r": 24, "t": 24, "b": 32}
     return figure.update_layout(_LAYOUT | {"showlegend": False, "margin": margin})
+
+
+def _correlations_figure(rows: list[tuple[Map, Map]]) -> go.Figure:
+    """A row for each curve: before the layer, and after it."""
+    titles = [one.title.replace(": ", "<br>") for row in rows for one in row]  # for a phone
+    figure = make_subplots(len(rows), 2, subplot_titles=titles, vertical_spacing=0.14)
+    figure.update_annotations(font_size=13)
+    for row, maps in enumerate(rows, start=1):
+        for column, one in enumerate(maps, start=1):
+            shown = {
+                "coloraxis": "coloraxis",
+                "hovertemplate": "neurons %{x}, %{y}: %{z:.2f}<extra></extra>",
+            }
+            figure.add_heatmap(z=one.matrix, row=row, col=column, **shown)
+            across = f"x{2 * row + column - 2}"
+            figure.update_yaxes(scaleanchor=across, autorange="reversed", row=row, col=column)
+    figure.update_xaxes(constrain="domain", visible=False)
+    figure.update_yaxes(constrain="domain", visible=False)
+    colours = {"colorscale": COLOURS, "reversescale": True, "cmin": -1, "cmax": 1}
+    colours |= {"colorbar": {"thickness": 10}}
+    margin = {"l": 8, "r": 8, "t": 44, "b": 8}
+    return figure.update_layout(_LAYOUT | {"coloraxis": colours, "margin": margin})

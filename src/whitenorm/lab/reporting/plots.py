@@ -1,7 +1,7 @@
 r"""What figures show, from results alone; and their files: PNG for a page, SVG for print."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from whitenorm.lab.reporting.heat_maps import draw_correlations
 from whitenorm.lab.reporting.style import FIGURE_STYLE, GREY, PALETTE, colours
 from whitenorm.lab.reporting.tables import span
 from whitenorm.lab.studies.results import Results, Series
@@ -111,8 +112,8 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
 
 def draw(results: Results, view: View) -> Figure | None:
     """The figure of a view; None if there are no records for it."""
-    if view.kind == "swap":
-        return _draw_swap(results, view)
+    if view.kind in _OTHER_KINDS:
+        return _OTHER_KINDS[view.kind](results, view)
     plots = line_plots(results, view)
     if not plots:
         return None
@@ -266,3 +267,9 @@ def _draw_swap(results: Results, view: View) -> Figure | None:
         axes.set_ylabel(f"batch {row + 1}")
     figure.suptitle(SWAP_NOTE, fontsize=10)
     return figure
+
+
+_OTHER_KINDS: dict[str, Callable[[Results, View], Figure | None]] = {
+    "correlations": draw_correlations,
+    "swap": _draw_swap,
+}

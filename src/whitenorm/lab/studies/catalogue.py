@@ -7,10 +7,11 @@ row is made of is in :mod:`whitenorm.lab.studies.study`; to add a study is to ad
 
 from whitenorm.lab.lookup import look_up
 from whitenorm.lab.studies.convnets import FIG6, FIG7
+from whitenorm.lab.studies.demo import DEMO
 from whitenorm.lab.studies.faces import FACTORS, FIG4, FIG5
 from whitenorm.lab.studies.family import BATCH2, COLLAPSE, PATCHES
 from whitenorm.lab.studies.noise import SND
-from whitenorm.lab.studies.perceptrons import DEMO, FIG2, FIG3
+from whitenorm.lab.studies.perceptrons import FIG2, FIG3
 from whitenorm.lab.studies.remarks import ISOMETRY, RUNNING
 from whitenorm.lab.studies.residual import BUDGET, TABLE1, TABLE2, TABLE3
 from whitenorm.lab.studies.robustness import RANK, SHRINKAGE

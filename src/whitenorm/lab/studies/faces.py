@@ -109,7 +109,7 @@ FIG4 = Study(
         ),
         "paper": Scale(_fig4(_PAPER), seeds=5, selection=FIRST_SEED, duration="75 min on 2 cores"),
         "scripts": Scale(
-            _fig4(_SCRIPTS), seeds=5, duration="40 min on 2 cores", otherwise=_AS_SCRIPTS
+            _fig4(_SCRIPTS), seeds=5, duration="40 min on 2 cores", setting=_AS_SCRIPTS
         ),
     },
     views=(
@@ -196,7 +196,7 @@ FIG5 = Study(
             _fig5(_SCRIPTS, epochs=100),
             seeds=5,
             duration="40 min on 2 cores",
-            otherwise=_AS_SCRIPTS,
+            setting=_AS_SCRIPTS,
         ),
     },
     views=(

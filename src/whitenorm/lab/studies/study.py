@@ -170,7 +170,7 @@ class Scale:
     panels: Panels
     duration: str  # roughly, and on what
     reduced: str = ""  # how it is smaller than the paper
-    otherwise: str = ""  # how else it differs
+    setting: str = ""  # what else is to be known of it
     seeds: int = 3
     selection: Selection = field(default_factory=Selection)
 
@@ -232,7 +232,7 @@ class View:
     name: str  # for file names
     title: str
     # "line"; "across" for one plot with the panels along the abscissa; "swap" for the illustration
-    # of axis swapping.
+    # of axis swapping; "correlations" for heat maps before and after a layer.
     kind: str = "line"
     x: str = "epoch"  # a column; across panels: "start" or "end" of training
     y: tuple[str, ...] = ("train_loss",)  # columns: the first is drawn solid, the second dashed
@@ -328,6 +328,8 @@ class Study:
     paper: tuple[PaperNumber, ...] = ()
     # Where the paper's text and the authors' scripts differ, and what is done here.
     notes: tuple[str, ...] = ()
+    # What the records came to, in a few sentences made from their numbers.
+    summary: Callable[[Results], str] | None = None
 
     def scale(self, name: str) -> Scale:
         """The scale of that name."""

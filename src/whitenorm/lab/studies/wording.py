@@ -61,6 +61,7 @@ _DATASETS = {
     "cifar100": "CIFAR-100",
     "digits": "digits",
     "mnist": "MNIST",
+    "photographs": "photographs",
     "pie": "PIE",
     "tiny-imagenet-20": "Tiny-ImageNet",
     "yaleb": "Yale-B",
@@ -68,7 +69,15 @@ _DATASETS = {
 
 
 _REMARKS = {"pie": "PIE's pictures are JPEG-recompressed, not the original file."}
-CLASSES = {"cifar10": 10, "cifar100": 100, "digits": 10, "mnist": 10, "pie": 68, "yaleb": 38}
+CLASSES = {
+    "cifar10": 10,
+    "cifar100": 100,
+    "digits": 10,
+    "mnist": 10,
+    "photographs": 2,
+    "pie": 68,
+    "yaleb": 38,
+}
 
 
 def dataset_title(name: str) -> str:

@@ -3,17 +3,19 @@ r"""What a run measures on the way, a row of ``PROBES`` each: diagnostics of the
 A probe sees the model in train mode, as the optimizer does, and leaves it as it was.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whitenorm.diagnostics import (
+    correlation,
     covariance_spectrum,
     fisher_condition_numbers,
     fisher_of_model,
     jacobian_singular_values,
+    undisturbed,
 )
 from whitenorm.lab.data.datasets import Dataset
 from whitenorm.lab.lookup import look_up
@@ -21,8 +23,8 @@ from whitenorm.lab.randomness import generator
 from whitenorm.modules import DecorrelatedBatchNorm
 
 
-def take(name: str, model: nn.Module, dataset: Any, **options: Any) -> dict[str, float]:
-    """The values of a probe of a model, by column."""
+def take(name: str, model: nn.Module, dataset: Any, **options: Any) -> Mapping[str, Any]:
+    """The values of a probe of a model, by column: numbers, or matrices as lists."""
     probe = look_up(PROBES, "probe", name)
     if not isinstance(dataset, Dataset):
         raise ValueError(f"probe {name!r} needs a data set in memory, not a streamed one")
@@ -87,7 +89,29 @@ def _whiteness(model: nn.Module, dataset: Dataset) -> dict[str, float]:
     return {"largest": largest, "mean": mean}
 
 
-PROBES: dict[str, Callable[..., dict[str, float]]] = {
+@torch.no_grad()
+def _correlations(
+    model: nn.Module, dataset: Dataset, layer: str, neurons: int, samples: int = 2000
+) -> dict[str, list[list[float]]]:
+    """Correlations between the first neurons of a layer: of its inputs, and of its outputs."""
+    seen: dict[str, list[list[float]]] = {}
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        for name, activations in (("before", inputs[0]), ("after", output)):
+            seen[name] = correlation(activations[:, :neurons]).mul(1e3).round().div(1e3).tolist()
+
+    x = _sample(model, dataset, samples)
+    handle = model.get_submodule(layer).register_forward_hook(look)
+    try:
+        with undisturbed(model, x):
+            model(x)
+    finally:
+        handle.remove()
+    return seen
+
+
+PROBES: dict[str, Callable[..., Mapping[str, Any]]] = {
+    "correlations": _correlations,
     "fisher": _fisher,
     "jacobian": _jacobian,
     "whiteness": _whiteness,

@@ -31,6 +31,7 @@ from whitenorm.lab.training.replicas import ALONE, Replicas
 
 WHITENED = 2000  # pictures whose patches a whitened first convolution is made from
 Columns = Mapping[str, list[float | None]]
+Measured = Mapping[str, list[Any]]  # a probe's columns: numbers, or matrices as lists
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Outcome:
     status: str
     final: Mapping[str, float | None]
     history: Columns = field(default_factory=dict)
-    probes: Mapping[str, Columns] = field(default_factory=dict)
+    probes: Mapping[str, Measured] = field(default_factory=dict)
     arrays: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
 
@@ -141,7 +142,7 @@ class Trainer:
         self._clock = clock(str(device))[1]
         self.reason: str | None = None
         self.history: dict[str, list[float | None]] = {}
-        self.probes: dict[str, dict[str, list[float | None]]] = {}
+        self.probes: dict[str, dict[str, list[Any]]] = {}
         # Since the last point: sum of losses, wrong answers, examples.
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
@@ -325,6 +326,6 @@ class Trainer:
                 _append(self.probes.setdefault(name, {}), {"iteration": self.iteration, **values})
 
 
-def _append(columns: dict[str, list[float | None]], values: Mapping[str, float | None]) -> None:
+def _append(columns: dict[str, list[Any]], values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         columns.setdefault(name, []).append(value)
