@@ -118,9 +118,11 @@ def status_words(claim: Claim, results: Results | None) -> str:
     judged = sum(n for mark, n in verdict.counts.items() if mark != "not tested")
     agreeing = verdict.counts.get(verdict.status, 0)
     if verdict.status != "supported" and judged > 1:
-        notes.append(f"{verdict.counts.get('supported', 0)} of {judged} comparisons support it")
+        supporting = verdict.counts.get("supported", 0)
+        verb = "supports" if supporting == 1 else "support"
+        notes.append(f"{supporting} of {judged} comparisons {verb} it")
     if verdict.status == "contradicted" and judged > 1:
-        notes.append(f"{agreeing} contradict it")
+        notes.append(f"{agreeing} {'contradicts' if agreeing == 1 else 'contradict'} it")
     if (few := _fewer_panels(claim, verdict, results)) is not None:
         notes.append(few)
     if results.scale_name != "paper" and results.scale.reduced:
