@@ -12,7 +12,7 @@ from rich.text import Text
 
 from whitenorm.lab.reporting import markdown as md
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import Claim, Curve, Panel, Verdict
+from whitenorm.lab.studies.study import SMALL, Claim, Curve, Panel, Verdict
 from whitenorm.lab.studies.wording import (
     effect_text,
     interval_text,
@@ -123,7 +123,7 @@ def status_words(claim: Claim, results: Results | None) -> str:
         notes.append(f"{agreeing} contradict it")
     if (few := _fewer_panels(claim, verdict, results)) is not None:
         notes.append(few)
-    if results.scale_name != "paper" and "paper" in results.study.scales:
+    if results.scale_name != "paper" and {*results.study.scales} != {SMALL}:
         notes.append("reduced size")
     return f"{verdict.status} ({'; '.join(notes)})" if notes else verdict.status
 
