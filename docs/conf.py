@@ -27,7 +27,7 @@ source_suffix = {".md": "myst-nb"}
 myst_enable_extensions = ["dollarmath", "html_image"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
-nb_execution_timeout = 120
+nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 
 html_theme = "furo"

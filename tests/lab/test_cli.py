@@ -180,7 +180,7 @@ def test_one_configuration_is_trained_and_reported(tmp_path):
 
 def test_ctrl_c_keeps_what_a_study_has(tmp_path):
     file = RecordFile.of(tmp_path, "demo", "small")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     with started("run", "demo", "--out", tmp_path, "--jobs", 2) as process:
         while len(file.read()) < 3:
             assert process.poll() is None, process.stdout.read()
