@@ -168,7 +168,8 @@ def _draw_plot(view: View, plot: Plot, axes: Any) -> None:
     if view.crossing and (found := crossing(plot.lines, view)):
         axes.axvline(found[0], color=_PALE, linewidth=0.8, linestyle=":")
         words = f"{view.crossing[0]} falls behind {view.crossing[1]}\nat a loss of {found[1]:.1g}"
-        axes.annotate(words, found, (8, 24), textcoords="offset points", fontsize=8, color=_PALE)
+        foot: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(words, (found[0], 0.02), (6, 0), **foot, fontsize=8, color=_PALE)
     axes.set_title(plot.title, fontsize=10)
     axes.set(xlabel=plot.x_title, ylabel=axis_title(view, "y"))
     if "y" in view.log:
