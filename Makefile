@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Otherwise every process of the tests and of the demo would compile torch's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all docs lint format clean
 

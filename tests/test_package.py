@@ -8,8 +8,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 import whitenorm
+from whitenorm.gpu import gate
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,6 +25,20 @@ def call(*words, **options):
 def test_changelog_and_citation_name_the_version():
     assert f"## [{whitenorm.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {whitenorm.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_importing_the_library_imports_no_compiler():
+    """torch.compile's modules take as long to import as torch itself."""
+    program = "import sys, torch, whitenorm; print('torch._dynamo' in sys.modules)"
+    assert call(sys.executable, "-c", program) == "False\n"
+
+
+def test_the_mark_of_a_constant_is_torchs_own():
+    @torch.compiler.assume_constant_result
+    def marked():
+        return True
+
+    assert vars(gate._passes_check) == vars(marked)
 
 
 @pytest.mark.slow

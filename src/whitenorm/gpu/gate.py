@@ -202,7 +202,6 @@ def _is_transformed(x: Tensor) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _passes_check(*fields: Any) -> bool:
     """Whether the Triton path is right on this kind of input; computed once, then known.
 
@@ -218,6 +217,11 @@ def _passes_check(*fields: Any) -> bool:
         else:
             _state.verdicts[kind] = _check(kind)
     return _state.verdicts[kind]
+
+
+# What torch.compiler.assume_constant_result does, which would import all of torch.compile: that
+# takes as long as torch itself.
+_passes_check._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_capturing(device: str) -> bool:
