@@ -14,7 +14,7 @@ from whitenorm.lab.studies.wording import number, point_text
 _LAYER = {"running": "covariance", "shrinkage": "bounded"}  # the layer's own defaults
 _DBN: Settings = {"name": "dbn", **_LAYER}
 _PCA: Settings = {"name": "dbn-pca", **_LAYER}
-_UPDATES, _BATCH = 100, 128
+_UPDATES, _BATCH = 80, 128
 _FISHER: Settings = {"fisher": {"every": 20, "samples": 500}}
 _CORRELATIONS: Settings = {
     "correlations": {"every": _UPDATES, "layer": "hidden.1.norm", "neurons": 32}
@@ -27,7 +27,7 @@ def _panel(
     curves: dict[str, dict[str, Any]],
     changes: dict[str, Any],
 ) -> Panel:
-    run = Run({"name": name}, mlp([64] * 4), PLAIN, iterations=_UPDATES, evaluate_every=5)
+    run = Run({"name": name}, mlp([64] * 4), PLAIN, iterations=_UPDATES, evaluate_every=8)
     return panels(run.changed(changes), {name: {}}, curves, {"optimiser.lr": rates})[0]
 
 
