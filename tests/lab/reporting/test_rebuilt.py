@@ -79,7 +79,8 @@ def forest(found, folder):
 
 
 def test_the_readmes_figures_are_those_of_the_records_to_the_pixel(found, tmp_path):
-    assert_drawn_as_committed([*draw_all(found["fig4-scripts"], tmp_path), forest(found, tmp_path)])
+    drawn = draw_all(found["fig4-scripts"], tmp_path)
+    assert_drawn_as_committed([*drawn, forest(found, tmp_path)])
 
 
 @pytest.mark.slow
