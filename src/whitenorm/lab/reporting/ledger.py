@@ -8,12 +8,12 @@ settings, comparisons and numbers.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from whitenorm.lab.records.record import RecordError
 from whitenorm.lab.reporting import tables
-from whitenorm.lab.reporting.find import find_results, is_of_paper, judged, tested
+from whitenorm.lab.reporting.find import find_results, is_of_paper, tested
 from whitenorm.lab.reporting.markdown import fill_slots
 from whitenorm.lab.studies.catalogue import STUDIES
 from whitenorm.lab.studies.results import Results
@@ -47,15 +47,17 @@ def fill_pages(folder: Path) -> list[Path]:
 def ledger(found: Iterable[Results]) -> dict[str, str]:
     """The slots that results give, by name."""
     everything = list(found)
-    of_paper = {r.study.name: r for r in judged(everything) if is_of_paper(r.study)}
+    by_study = tested(everything)
+    newest = [of_study[-1] for of_study in by_study]
+    of_paper = {r.study.name: r for r in newest if is_of_paper(r.study)}
     slots = {
         "claims": tables.markdown(_claims_table(of_paper)),
         "headlines": tables.markdown(_headlines(of_paper)),
-        "scales": tables.markdown(_scales(everything)),
+        "scales": tables.markdown(_scales(by_study)),
         "hours": tables.markdown(_hours(everything)),
         "ledger": "\n\n".join(_section(results) for results in everything),
     }
-    for results in judged(everything):
+    for results in newest:
         slots[f"{results.study.name}-verdicts"] = tables.markdown(_verdicts(results))
     return slots
 
@@ -84,10 +86,10 @@ def _headlines(of_paper: dict[str, Results]) -> tables.Table:
     return tables.Table("Claims", head, rows)
 
 
-def _scales(everything: Iterable[Results]) -> tables.Table:
+def _scales(by_study: Iterable[Sequence[Results]]) -> tables.Table:
     """The claims of the paper that were judged at more than one scale, with each verdict."""
     rows = []
-    for of_study in tested(everything):
+    for of_study in by_study:
         for claim in of_study[0].study.claims if is_of_paper(of_study[0].study) else ():
             if len(of_study) > 1:
                 words = [f"{r.scale_name}: {tables.status_words(claim, r)}" for r in of_study]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from whitenorm.lab.studies.effects import LEVEL, difference, mean
 from whitenorm.lab.studies.results import Results, Summary
 from whitenorm.lab.studies.study import Comparison, Curve, Effect, Verdict
-from whitenorm.lab.studies.wording import effect_text, metric_name, number
+from whitenorm.lab.studies.wording import effect_text, number, without_unit
 
 Judge = Callable[[Results], Verdict]
 Pairs = Iterable[tuple[str, str]]  # of labels
@@ -50,7 +50,7 @@ def final(metric: str) -> Measure:
     def of(results: Results, curve: Curve) -> Summary:
         return results.final(curve, metric)
 
-    return Measure(_words(metric), of, metric in _LOGARITHMIC)
+    return Measure(without_unit(metric), of, metric in _LOGARITHMIC)
 
 
 def at(column: str, when: str) -> Measure:
@@ -59,13 +59,15 @@ def at(column: str, when: str) -> Measure:
     def of(results: Results, curve: Curve) -> Summary:
         return results.at(curve, column, when)
 
-    return Measure(f"{_words(column)} at the {when}", of)
+    return Measure(f"{without_unit(column)} at the {when}", of)
 
 
 def middle(column: str) -> Measure:
     """The median of a column over training."""
     return Measure(
-        f"median {_words(column)}", lambda results, curve: results.middle(curve, column), True
+        f"median {without_unit(column)}",
+        lambda results, curve: results.middle(curve, column),
+        True,
     )
 
 
@@ -77,11 +79,6 @@ def time_to(loss: float, clock: str) -> Measure:
         logarithmic=True,
         least=lambda results, curve: results.at(curve, clock, "end"),
     )
-
-
-def _words(column: str) -> str:
-    """A column in words, without its unit."""
-    return metric_name(column).partition(" (")[0]
 
 
 # --- claims --------------------------------------------------------------------------------------

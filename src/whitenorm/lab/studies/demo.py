@@ -1,13 +1,14 @@
 r"""The demo: what whitening is for, on data inside scikit-learn, within half a minute."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from whitenorm.lab.records.run import Run, Settings
 from whitenorm.lab.studies.claims import Measure, effect, final, lower, middle
 from whitenorm.lab.studies.perceptrons import ILLUSTRATION, SWAP_VIEW
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.settings import BN, PLAIN, mlp
+from whitenorm.lab.studies.settings import BN, CONDITION, CONDITIONING, PLAIN, mlp
 from whitenorm.lab.studies.study import Claim, Curve, Panel, Scale, Selection, Study, View, panels
 from whitenorm.lab.studies.wording import number, point_text
 
@@ -51,7 +52,6 @@ _DIGITS = _panel(
 
 _BOTH = (_PHOTOGRAPHS.name, _DIGITS.name)
 _LOSS, _ERROR = final("train_loss"), final("test_error")
-_CONDITION = "fisher.at_90_percent"
 
 
 def _compared(results: Results, panel: Panel, measure: Measure, unit: str = "") -> str:
@@ -126,14 +126,7 @@ DEMO = Study(
             y=("test_error",),
             panels=_BOTH,
         ),
-        View(
-            "conditioning",
-            "Conditioning of the last layer's Fisher matrix",
-            x="iteration",
-            y=(_CONDITION,),
-            log="y",
-            panels=("photographs",),
-        ),
+        replace(CONDITIONING, panels=("photographs",)),
         View(
             "correlations",
             "Correlations in the second hidden layer, after training",
@@ -158,7 +151,7 @@ DEMO = Study(
             "With DBN the problem is better conditioned than with BN.",
             "the median over training of the condition number of the last layer's Fisher matrix "
             "there is lower than BN's",
-            lower(middle(_CONDITION), [("DBN", "BN")], ["photographs"]),
+            lower(middle(CONDITION), [("DBN", "BN")], ["photographs"]),
         ),
         Claim(
             "It matters how one whitens: by ZCA, as DBN does, it fits better than by PCA.",

@@ -14,7 +14,15 @@ from whitenorm.lab.studies.claims import (
     ratio_within,
     together,
 )
-from whitenorm.lab.studies.settings import BN, PLAIN, authors_mlp, dbn, mlp
+from whitenorm.lab.studies.settings import (
+    BN,
+    CONDITION,
+    CONDITIONING,
+    PLAIN,
+    authors_mlp,
+    dbn,
+    mlp,
+)
 from whitenorm.lab.studies.study import (
     BEYOND,
     FIRST_SEED,
@@ -94,7 +102,6 @@ def _fig4(way: _Way, **changes: Any) -> Panels:
 
 _DBN_FIRST = [("DBN", other) for other in (*_OTHERS, _NNN_2015)]
 _PLAIN_LAST = [(label, "plain") for label in ("NNN", "LN", "BN", "DBN")]
-_CONDITION = "fisher.at_90_percent"
 FIG4 = Study(
     name="fig4",
     title="Yale-B: conditioning of the Fisher matrix, and loss over time",
@@ -115,13 +122,7 @@ FIG4 = Study(
         ),
     },
     views=(
-        View(
-            "conditioning",
-            "Conditioning of the last layer's Fisher matrix",
-            x="iteration",
-            y=(_CONDITION,),
-            log="y",
-        ),
+        CONDITIONING,
         View("loss", "Training loss over training time", x="seconds", log="y"),
         View("updates", "Training loss over updates", x="iteration", log="y"),
     ),
@@ -135,12 +136,12 @@ FIG4 = Study(
         Claim(
             "NNN, LN, BN and DBN [...] achieve better conditioning compared to 'plain'.",
             "the median over training of each one's condition number is lower",
-            lower(middle(_CONDITION), _PLAIN_LAST),
+            lower(middle(CONDITION), _PLAIN_LAST),
         ),
         Claim(
             "DBN achieves the best conditioning compared to other normalization methods",
             "the median over training of its condition number is lower than each other's",
-            lower(middle(_CONDITION), _DBN_FIRST[1:]),
+            lower(middle(CONDITION), _DBN_FIRST[1:]),
             headline=True,
         ),
         Claim(

@@ -9,6 +9,14 @@ PLAIN: Settings = {"name": "plain"}
 BN: Settings = {"name": "bn"}
 LOSSES = (1.5, 1.0, 0.7, 0.5)  # goals of convolutional networks, which pictures are shifted for
 SUBSET = {"train": 4000, "test": 2000}
+CONDITION = "fisher.at_90_percent"
+CONDITIONING = View(
+    "conditioning",
+    "Conditioning of the last layer's Fisher matrix",
+    x="iteration",
+    y=(CONDITION,),
+    log="y",
+)
 ERRORS = View("errors", "Error in training and testing", y=("train_error", "test_error"))
 
 

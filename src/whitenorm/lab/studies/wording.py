@@ -56,6 +56,11 @@ def metric_name(column: str) -> str:
     return _COLUMNS.get(column, column.replace("_", " ").replace(".", ": "))
 
 
+def without_unit(column: str) -> str:
+    """A column in words, without its unit."""
+    return metric_name(column).partition(" (")[0]
+
+
 _DATASETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -100,7 +105,7 @@ def solid_and_dashed(view: View) -> str:
     """Which of a view's two columns is drawn how; nothing if it has one."""
     if len(view.y) == 1:
         return ""
-    solid, dashed = (metric_name(column).partition(" (")[0] for column in view.y)
+    solid, dashed = map(without_unit, view.y)
     return f"solid: {solid}, dashed: {dashed}"
 
 
