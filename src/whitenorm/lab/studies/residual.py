@@ -30,7 +30,6 @@ from whitenorm.lab.studies.study import (
 
 _RESNET = cifar_run({"name": "resnet"}, sgd(0.1, 1e-4), steps((80, 120), 0.1), epochs=160)
 _LONG = _RESNET.changed(shrunk(12, {}, steps((6, 9), 0.1)))
-_HOUR = _RESNET.changed({"epochs": 24, "schedule": steps((12, 18), 0.1), "precision": "bf16"})
 _FIRST = {"model.placement": "first"}
 _CURVES: dict[str, Settings] = {
     "Baseline": {},
@@ -38,7 +37,7 @@ _CURVES: dict[str, Settings] = {
     "DBN-scale-L1": {**_FIRST, "method": dbn(8)},
 }
 _EVERYWHERE = {**_CURVES, "DBN everywhere": {"method": dbn(16)}}
-_WITHOUT_L1 = {label: run for label, run in _EVERYWHERE.items() if label != "DBN-L1"}
+_WITH_SCALE = {label: run for label, run in _EVERYWHERE.items() if label != "DBN-L1"}
 _EVERYWHERE_WINS = [("DBN everywhere", "Baseline"), ("DBN everywhere", "DBN-scale-L1")]
 
 
@@ -80,18 +79,11 @@ TABLE1 = Study(
             "seeds",
         ),
         "long": Scale(
-            _by_depth(_LONG, (20,), _WITHOUT_L1),
+            _by_depth(_LONG, (20,), _WITH_SCALE),
             seeds=4,
             duration="2 h on 2 cores",
             reduced="Res-20 only, without DBN-L1; images of 16x16, all 50,000 to train on; 12 "
             "instead of 160 epochs; 4 instead of 5 seeds",
-        ),
-        "hour": Scale(
-            _by_depth(_HOUR, (20,), _WITHOUT_L1),
-            seeds=4,
-            duration="6 h on 2 cores",
-            reduced="Res-20 only, without DBN-L1; 24 instead of 160 epochs; bfloat16 (autocast); "
-            "4 instead of 5 seeds",
         ),
         "paper": Scale(
             _by_depth(_RESNET, (20, 32, 44, 56), _CURVES),
@@ -140,9 +132,7 @@ TABLE1 = Study(
 _BUDGET = _RESNET.changed(
     {
         "model.depth": 20,
-        "epochs": 10,
-        "schedule": {"name": "one-cycle", "epochs": 10, "peak": 3},
-        "precision": "bf16",
+        **shrunk(10, {}, {"name": "one-cycle", "epochs": 10, "peak": 3}),
         "optimiser": {**sgd(0.1, 5e-4), "nesterov": True},
     }
 )
@@ -175,7 +165,7 @@ BUDGET = Study(
         "paper": Scale(
             _budget(_BUDGET, (0.1, 0.3, 0.9)),
             seeds=4,
-            duration="5 h on 2 cores",
+            duration="3 h on 2 cores",
             selection=Selection("test_error", validation=5000),
         ),
     },
@@ -193,10 +183,10 @@ BUDGET = Study(
             faster(_AGAINST_BN, "seconds", goals=LOSSES),
         ),
     ),
-    metrics=("test_error", "train_loss", "epoch@0.5", "seconds@0.5", "seconds_per_iteration"),
+    metrics=("test_error", "train_loss", "epoch@1", "seconds@1", "seconds_per_iteration"),
     notes=(
-        "SGD with Nesterov's momentum of 0.9 and a weight decay of 5e-4; the rate rises for three "
-        "epochs and falls to 0 at the end; bfloat16 (autocast). Rates are chosen on 5,000 "
+        "Pictures of 16x16; SGD with Nesterov's momentum of 0.9 and a weight decay of 5e-4; the "
+        "rate rises for three epochs and falls to 0 at the end. Rates are chosen on 5,000 "
         "held-out pictures with a seed that isn't drawn.",
     ),
 )
