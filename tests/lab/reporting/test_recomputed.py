@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 LEDGER = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
-T = {3: 4.302652729911275, 5: 2.7764451051977987}  # 97.5% of Student's t, by number of seeds
+# 97.5% of Student's t, by number of seeds.
+T = {3: 4.302652729911275, 4: 3.182446305283711, 5: 2.7764451051977987}
 
 
 def records(name):
@@ -48,9 +49,9 @@ def mark(low, high, none=0.0):
     return "✓" if high < none else "✗" if low > none else "·"
 
 
-def section(figure, scale):
-    """The ledger's lines about a figure at a scale."""
-    pattern = rf"^## Figure {figure}: [^\n]* \(scale {scale}\)$(.*?)(?=^## |\Z)"
+def section(reference, scale):
+    """The ledger's lines about a figure or table at a scale."""
+    pattern = rf"^## {reference}: [^\n]* \(scale {scale}\)$(.*?)(?=^## |\Z)"
     (found,) = re.findall(pattern, LEDGER, re.MULTILINE | re.DOTALL)
     return found.splitlines()
 
@@ -78,7 +79,21 @@ def test_differences_of_test_errors(panel):
         own = [r for r in rows if r["run"]["method"]["name"] == method]
         errors[method] = [r["final"]["test_error"] for r in seeds(own, "test_error")]
     expected = interval(errors["dbn"], errors["bn"])
-    found, numbers = line(section(6, "reduced"), f"{panel}, test error: DBN ")
+    found, numbers = line(section("Figure 6", "reduced"), f"{panel}, test error: DBN ")
+    assert found == mark(*expected[1:])
+    assert numbers == pytest.approx(expected, abs=0.06)
+
+
+@pytest.mark.parametrize("label", ["DBN-scale-L1", "DBN everywhere"])
+def test_differences_of_test_errors_without_a_grid(label):
+    errors = {}
+    for row in sorted(records("table1-long"), key=lambda row: row["run"].get("seed", 0)):
+        run = row["run"]
+        whitened = "DBN-scale-L1" if "placement" in run["model"] else "DBN everywhere"
+        name = "Baseline" if run["method"]["name"] == "bn" else whitened
+        errors.setdefault(name, []).append(row["final"]["test_error"])
+    expected = interval(errors[label], errors["Baseline"])
+    found, numbers = line(section("Table 1", "long"), f"Res-20, test error: {label} .*, Baseline ")
     assert found == mark(*expected[1:])
     assert numbers == pytest.approx(expected, abs=0.06)
 
@@ -101,7 +116,7 @@ def test_ratios_of_times_to_a_loss(goal, scale):
         logs[name] = [math.log(time(r)) for r in seeds(own)]
     expected = [math.exp(v) for v in interval(logs["dbn"], logs["bn"])]
     pattern = rf"comparison, seconds to loss {goal:g}: DBN [^,]*, BN "
-    found, numbers = line(section(5, scale), pattern)
+    found, numbers = line(section("Figure 5", scale), pattern)
     assert found == mark(*expected[1:], none=1.0)
     assert numbers == pytest.approx(expected, rel=0.006)
 

@@ -17,7 +17,6 @@ from whitenorm.lab.studies.settings import (
 )
 from whitenorm.lab.studies.study import (
     BEYOND,
-    FIRST_SEED,
     Claim,
     Panels,
     PaperNumber,
@@ -36,16 +35,16 @@ _CURVES: dict[str, Settings] = {
     "DBN-L1": {**_FIRST, "method": dbn(8, affine=False)},
     "DBN-scale-L1": {**_FIRST, "method": dbn(8)},
 }
-_EVERYWHERE = {**_CURVES, "DBN everywhere": {"method": dbn(16)}}
-_WITH_SCALE = {label: run for label, run in _EVERYWHERE.items() if label != "DBN-L1"}
+_WITH_SCALE: dict[str, Settings] = {
+    "Baseline": {},
+    "DBN-scale-L1": _CURVES["DBN-scale-L1"],
+    "DBN everywhere": {"method": dbn(16)},
+}
 _EVERYWHERE_WINS = [("DBN everywhere", "Baseline"), ("DBN everywhere", "DBN-scale-L1")]
 
 
-def _by_depth(
-    run: Run, depths: Sequence[int], curves: Mapping[str, Settings], rates: Sequence[float] = ()
-) -> Panels:
-    variants = {f"Res-{depth}": {"model.depth": depth} for depth in depths}
-    return panels(run, variants, curves, {"optimiser.lr": rates} if rates else None)
+def _by_depth(run: Run, depths: Sequence[int], curves: Mapping[str, Settings]) -> Panels:
+    return panels(run, {f"Res-{depth}": {"model.depth": depth} for depth in depths}, curves)
 
 
 _TABLE1 = {
@@ -64,19 +63,6 @@ TABLE1 = Study(
             duration="4 min on 2 cores",
             reduced="Res-8 and Res-14; images of 16x16, 4,000 to train on and 2,000 to test on; "
             "12 instead of 160 epochs; 3 instead of 5 seeds",
-        ),
-        "reduced": Scale(
-            _by_depth(
-                _RESNET.changed(shrunk(10, {"train": 10_000}, steps((5, 8), 0.1))),
-                (20,),
-                _EVERYWHERE,
-                (0.05, 0.1, 0.2),
-            ),
-            selection=FIRST_SEED,
-            duration="30 min on 2 cores",
-            reduced="Res-20 only; images of 16x16, 10,000 to train on; 10 instead of 160 epochs; "
-            "the learning rate from a grid of 3, by the lowest training loss; 3 instead of 5 "
-            "seeds",
         ),
         "long": Scale(
             _by_depth(_LONG, (20,), _WITH_SCALE),
@@ -137,12 +123,7 @@ _BUDGET = _RESNET.changed(
     }
 )
 _SHRUNK = {**dbn(16), "running": "covariance", "shrinkage": "bounded"}
-_BUDGETED = {
-    "Baseline": {},
-    "DBN-scale-L1": _CURVES["DBN-scale-L1"],
-    "DBN everywhere": {"method": dbn(16)},
-    "DBN everywhere, layer's defaults": {"method": _SHRUNK},
-}
+_BUDGETED = {**_WITH_SCALE, "DBN everywhere, layer's defaults": {"method": _SHRUNK}}
 
 
 def _budget(run: Run, rates: Sequence[float]) -> Panels:
