@@ -22,7 +22,7 @@ from whitenorm.lab.reporting.ledger import fill_pages
 from whitenorm.lab.reporting.page import build_report
 from whitenorm.lab.studies.catalogue import STUDIES, find_study
 from whitenorm.lab.studies.results import Results
-from whitenorm.lab.studies.study import Study
+from whitenorm.lab.studies.study import Scale
 
 SCALES = (
     "`small`: the same question in minutes; `reduced`, for some: in an hour of two cores, on the "
@@ -32,6 +32,7 @@ EXECUTOR = (
     f"{', '.join(f'`{name}`' for name in EXECUTORS)}; by default `in-process` for one job and "
     "`processes` for more. RAY_ADDRESS names a running Ray cluster."
 )
+PANEL = "Run this panel alone; may be given several times. By default all."
 DRY_RUN = "Only try each network: one update on made-up data."
 
 
@@ -75,6 +76,7 @@ def run(
     seeds: Annotated[
         int | None, Option(min=1, help="How many; by default the scale's number.")
     ] = None,
+    panel: Annotated[list[str] | None, Option(help=PANEL)] = None,
     jobs: terminal.Jobs = None,
     out: terminal.Out = Path("runs"),
     data: terminal.Data = None,
@@ -98,11 +100,15 @@ def run(
     - `whitenorm run fig4 --scale paper --jobs 2 --data ~/whitenorm-data`
 
     - `whitenorm run fig5 --executor ray --jobs 16`
+
+    - `whitenorm run fig6 --panel Adam --panel ELU`
     """
     chosen, device = find_study(study), terminal.find_device(device)
     plan = chosen.scale(scale)
+    if panel:
+        plan = plan.only(panel)
     if dry_run:
-        return _try_networks(chosen, scale, device)
+        return _try_networks(plan, f"{chosen.title}, scale {scale}", device)
     seeds = seeds or plan.seeds
     if jobs is None:
         jobs = 1 if device != "cpu" or executor == "in-process" else os.cpu_count() or 1
@@ -121,6 +127,7 @@ def run(
                 scale,
                 out,
                 seeds=seeds,
+                panels=panel or (),
                 executor=executor,
                 workers=jobs,
                 data=data,
@@ -181,10 +188,9 @@ def pages(folder: Annotated[Path, Argument(metavar="DIR", help="Folder of record
         console.print(str(page), soft_wrap=True)
 
 
-def _try_networks(study: Study, scale: str, device: str) -> None:
+def _try_networks(plan: Scale, title: str, device: str) -> None:
     """Makes one iteration with every network of a study, and shows what came of it."""
-    plan = study.scale(scale)
-    title = f"{study.title}, scale {scale}: one update on made-up data"
+    title += ": one update on made-up data"
     table = Table("panel", "curve", title=title, title_justify="left", title_style="bold")
     for column in ("parameters", "loss", "time"):
         table.add_column(column, justify="right")

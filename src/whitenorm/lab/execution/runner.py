@@ -55,6 +55,7 @@ def run_study(
     out: Path,
     *,
     seeds: int | None = None,
+    panels: Sequence[str] = (),
     executor: str = "in-process",
     workers: int = 1,
     data: Path | None = None,
@@ -64,13 +65,15 @@ def run_study(
     """Runs what isn't recorded yet of a study.
 
     Panels whose data is missing are left out and named in the result; if no panel has its data,
-    that is an error.
+    that is an error. A panel chooses its rates by its own runs, so panels run apart, on several
+    machines or days, have the records that they'd have together.
 
     Args:
         study: What to run.
         scale: One of its scales, such as "small" or "paper".
         out: Output folder.
         seeds: How many to draw; the scale's number by default.
+        panels: Which of the scale's panels to run, by name; all by default.
         executor: Key in ``EXECUTORS``.
         workers: Runs at a time.
         data: Data folder; $WHITENORM_DATA by default.
@@ -80,15 +83,17 @@ def run_study(
     """
     observer = observer or Observer()
     plan = study.scale(scale)
+    if panels:
+        plan = plan.only(panels)
     left_out = missing(plan.datasets(), data)
-    panels = tuple(
+    there = tuple(
         panel
         for panel in plan.panels
         if not any(curve.run.dataset["name"] in left_out for curve in panel.curves)
     )
-    if not panels:
+    if not there:
         raise DataError(f"no data for {study.name}: " + "; ".join(left_out.values()))
-    plan = replace(plan, panels=panels)
+    plan = replace(plan, panels=there)
     for problem in unreadable(plan.datasets(), data).values():
         raise DataError(problem)
     failures: list[Failure] = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from whitenorm.lab.lookup import look_up
 from whitenorm.lab.records.record import Record
 from whitenorm.lab.records.run import Run, Settings
 
@@ -177,6 +178,12 @@ class Scale:
     def curves(self) -> list[tuple[Panel, Curve]]:
         """All curves with their panels."""
         return [(panel, curve) for panel in self.panels for curve in panel.curves]
+
+    def only(self, names: Iterable[str]) -> Scale:
+        """The scale with the panels of these names alone."""
+        named = {panel.name: panel for panel in self.panels}
+        chosen = {look_up(named, "panel", name).name for name in names}
+        return replace(self, panels=tuple(p for p in self.panels if p.name in chosen))
 
     def grid_runs(self) -> list[Run]:
         """The runs that choose, each once."""
