@@ -105,6 +105,7 @@ def test_data_is_listed_with_where_it_is_looked_for(tmp_path):
         (["run", "fig3", "--scale", "tiny"], "has no scale 'tiny'; it has small, paper"),
         (["run", "demo", "--executor", "slurm"], "unknown executor 'slurm'; there are in-process"),
         (["run", "demo", "--executor", "in-process", "-j", "2"], "does one run at a time"),
+        (["run", "fig6", "--panel", "elu"], "unknown panel 'elu'; there are basic, Adam, ELU"),
         (["run", "demo", "--device", "tpu9"], "unknown device 'tpu9'"),
         (["report", "nowhere"], "no records in nowhere"),
         (["train", "--model", "mpl"], "unknown model 'mpl'; there are mlp"),
@@ -149,6 +150,16 @@ def test_a_dry_run_records_nothing(tiny, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert re.search(r"digits │ DBN +│ +1,242 │ +[\d.]+ │", plain(result.output))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_panel_can_be_run_alone(tmp_path):
+    result = invoke("run", "demo", "--panel", "illustration", "--out", tmp_path, "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    records = RecordFile.of(tmp_path, "demo", "small").read().values()
+    assert {record.run.task for record in records} == {"illustration"}
+    assert f"{len(records)} runs, 1 at a time" in plain(result.output)
+    dry = plain(invoke("run", "fig6", "--panel", "ELU", "--panel", "Adam", "--dry-run").output)
+    assert [line.split()[1] for line in dry.splitlines() if "│ BN" in line] == ["Adam", "ELU"]
 
 
 def test_a_failed_study_ends_with_an_error(tiny, tmp_path, monkeypatch):

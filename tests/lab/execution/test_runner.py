@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,20 @@ def test_panels_without_data_are_left_out_and_named(tmp_path):
     outcome = run_study(study, "paper", tmp_path / "out", data=tmp_path, seeds=1)
     assert list(outcome.left_out) == ["mnist"]
     assert {r.run.task for r in outcome.records.values()} == {"illustration"}
+
+
+def test_panels_run_apart_have_the_records_that_they_have_together(tmp_path):
+    panels = tuple(
+        replace(tiny_study(epochs=epochs).scales["small"].panels[0], name=name)
+        for name, epochs in {"one": 1, "two": 2}.items()
+    )
+    study = tiny_study()
+    study = replace(study, scales={"small": replace(study.scales["small"], panels=panels)})
+    together = run_study(study, "small", tmp_path / "together", seeds=1).records
+    first = run_study(study, "small", tmp_path / "apart", seeds=1, panels=["two"]).records
+    assert {record.run.epochs for record in first.values()} == {2}
+    both = run_study(study, "small", tmp_path / "apart", seeds=1, panels=["one"]).records
+    assert comparables(both) == comparables(together)
 
 
 # --- being killed -------------------------------------------------------------------------------
