@@ -75,7 +75,12 @@ def tiny_results(**curves):
                     "test_error": losses[-1],
                     "seconds": 2.0 * len(losses),
                 },
-                {"iteration": steps, "train_loss": losses},
+                {
+                    "iteration": steps,
+                    "seconds": [2.0 * step for step in steps],
+                    "train_loss": losses,
+                    "test_error": losses,
+                },
                 {"fisher": {"condition": losses}},
             )
             records[record.id] = record

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from whitenorm.lab.studies.effects import LEVEL, difference, mean
 from whitenorm.lab.studies.results import Results, Summary
 from whitenorm.lab.studies.study import Comparison, Curve, Effect, Verdict
-from whitenorm.lab.studies.wording import effect_text, number, without_unit
+from whitenorm.lab.studies.wording import CLOCKS, effect_text, number, without_unit
 
 Judge = Callable[[Results], Verdict]
 Pairs = Iterable[tuple[str, str]]  # of labels
@@ -29,7 +29,6 @@ GOALS = (0.1, 0.01, 0.001)  # training losses to reach
 TAIL = (1 - LEVEL) / 2
 MARKS = {"supported": "✓", "contradicted": "✗", "undecided": "·", "not tested": "-"}
 
-_CLOCKS = {"iteration": "updates", "epoch": "epochs", "seconds": "seconds"}
 _LOGARITHMIC = ("train_loss", "test_loss", "seconds", "seconds_per_iteration")
 
 
@@ -74,7 +73,7 @@ def middle(column: str) -> Measure:
 def time_to(loss: float, clock: str) -> Measure:
     """What the clock shows when the training loss first is no more than a goal."""
     return Measure(
-        f"{_CLOCKS[clock]} to loss {loss:g}",
+        f"{CLOCKS[clock]} to loss {loss:g}",
         lambda results, curve: results.reaching(curve, loss, clock),
         logarithmic=True,
         least=lambda results, curve: results.at(curve, clock, "end"),

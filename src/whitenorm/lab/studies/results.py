@@ -111,10 +111,18 @@ class Results:
         return [record for record in found if record.run.seed not in grid]
 
     def final(self, curve: Curve, metric: str) -> Summary:
-        """A last value over seeds; ``"seconds@0.1"``: when the training loss came to 0.1."""
-        clock, _, loss = metric.partition("@")
-        if loss:
-            return self.reaching(curve, float(loss), clock)
+        """A last value over seeds, or one on the way.
+
+        ``"seconds@0.1"``: when the training loss came to 0.1; ``"seconds@30%"``: when the test
+        error came to 30%; ``"test_error@same time"``: see :meth:`in_same_time`.
+        """
+        column, _, goal = metric.partition("@")
+        if goal == "same time":
+            return self.in_same_time(curve, column)
+        if goal.endswith("%"):
+            return self.reaching(curve, float(goal[:-1]), column, of="test_error")
+        if goal:
+            return self.reaching(curve, float(goal), column)
         return self._over_seeds(curve, lambda record: record.final.get(metric))
 
     def middle(self, curve: Curve, column: str) -> Summary:
@@ -137,18 +145,31 @@ class Results:
 
         return self._over_seeds(curve, of)
 
-    def reaching(self, curve: Curve, loss: float, clock: str) -> Summary:
-        """What the clock shows when the training loss first is no more than this, over seeds.
+    def reaching(self, curve: Curve, goal: float, clock: str, of: str = "train_loss") -> Summary:
+        """What the clock shows when a column, the training loss, first is no more than the goal.
 
         Infinite for a run that doesn't get there.
         """
 
         def time(record: Record) -> float | None:
-            points = zip(record.column(clock), record.column("train_loss"), strict=True)
-            times = (t for t, value in points if value is not None and value <= loss)
+            points = zip(record.column(clock), record.column(of), strict=True)
+            times = (t for t, value in points if value is not None and value <= goal)
             return next(times, math.inf)
 
         return self._over_seeds(curve, time)
+
+    def in_same_time(self, curve: Curve, column: str) -> Summary:
+        """A column's last value within the seconds that the panel's quickest curve takes."""
+        (panel,) = (panel for panel in self.scale.panels if curve in panel.curves)
+        ends = [self.at(each, "seconds", "end").values for each in panel.curves]
+        deadline = min((max(seconds) for seconds in ends if seconds), default=math.inf)
+
+        def value(record: Record) -> float | None:
+            points = zip(record.column("seconds"), record.column(column), strict=True)
+            by_then = [v for t, v in points if t is not None and t <= deadline]
+            return by_then[-1] if by_then else None
+
+        return self._over_seeds(curve, value)
 
     def _over_seeds(self, curve: Curve, value: Callable[[Record], float | None]) -> Summary:
         """The value of each run that finished and has one, and how many runs diverged."""

@@ -38,6 +38,7 @@ _COLUMNS = {
     "activations.correlation": "mean |correlation|",
     "activations.condition": "condition number",
 }
+CLOCKS = {"iteration": "updates", "epoch": "epochs", "seconds": "seconds"}
 _FACTORS = {"seconds_per_iteration": 1e3}
 
 
@@ -47,12 +48,17 @@ def metric_name(column: str) -> str:
     Example:
         >>> metric_name("iteration@0.1"), metric_name("test_error@0.1")
         ('updates to loss 0.1', 'test error (%) at loss 0.1')
+        >>> metric_name("epoch@30%"), metric_name("test_error@same time")
+        ('epochs to test error 30%', "test error (%) in the quickest one's time")
     """
-    clock, _, loss = column.partition("@")
-    if loss and clock in ("iteration", "epoch", "seconds"):
-        return f"{'updates' if clock == 'iteration' else clock} to loss {loss}"
-    if loss:
-        return f"{metric_name(clock)} at loss {loss}"
+    measured, _, goal = column.partition("@")
+    if goal == "same time":
+        return f"{metric_name(measured)} in the quickest one's time"
+    reached = f"test error {goal}" if goal.endswith("%") else f"loss {goal}"
+    if goal and measured in CLOCKS:
+        return f"{CLOCKS[measured]} to {reached}"
+    if goal:
+        return f"{metric_name(measured)} at {reached}"
     return _COLUMNS.get(column, column.replace("_", " ").replace(".", ": "))
 
 
