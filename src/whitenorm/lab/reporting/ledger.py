@@ -150,7 +150,7 @@ def _setting(results: Results) -> str:
     machine = "{threads} thread of {cores} cores of {cpu}, torch {torch}, Python {python}"
     machines = dict.fromkeys(machine.format_map(record.environment) for record in records)
     days = tables.span({record.started[:10] for record in records})
-    grid = len(scale.grid_runs())
+    grid = sum(run.id in results.all for run in scale.grid_runs())
     text = (
         f"`{_command(study.name, results.scale_name)}`: {counted(len(records), 'run')}, "
         f"{counted(tables.span(seeds), 'seed')} of each curve"
