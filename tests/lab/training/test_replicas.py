@@ -158,6 +158,7 @@ def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path, replicas):
     while process.poll() is None and time.monotonic() < deadline:
         if path.exists() and Checkpoint(path).load(run, CPU)["iteration"] >= 44:
             break
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not RecordFile.of(tmp_path / "killed", "train", "single").read()
