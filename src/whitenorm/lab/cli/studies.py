@@ -104,9 +104,7 @@ def run(
     - `whitenorm run fig6 --panel Adam --panel ELU`
     """
     chosen, device = find_study(study), terminal.find_device(device)
-    plan = chosen.scale(scale)
-    if panel:
-        plan = plan.only(panel)
+    plan = chosen.scale(scale, panel or ())
     if dry_run:
         return _try_networks(plan, f"{chosen.title}, scale {scale}", device)
     seeds = seeds or plan.seeds

@@ -82,9 +82,7 @@ def run_study(
             :class:`~whitenorm.lab.execution.jobs.Job`.
     """
     observer = observer or Observer()
-    plan = study.scale(scale)
-    if panels:
-        plan = plan.only(panels)
+    plan = study.scale(scale, panels)
     left_out = missing(plan.datasets(), data)
     there = tuple(
         panel

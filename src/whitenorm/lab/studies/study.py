@@ -338,9 +338,9 @@ class Study:
     # What the records came to, in a few sentences made from their numbers.
     summary: Callable[[Results], str] | None = None
 
-    def scale(self, name: str) -> Scale:
-        """The scale of that name."""
+    def scale(self, name: str, panels: Sequence[str] = ()) -> Scale:
+        """The scale of that name, with the named panels alone if some are named."""
         if name in self.scales:
-            return self.scales[name]
+            return self.scales[name].only(panels) if panels else self.scales[name]
         there = ", ".join(self.scales)
         raise ValueError(f"study {self.name!r} has no scale {name!r}; it has {there}")
