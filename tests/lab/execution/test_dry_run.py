@@ -7,7 +7,7 @@ import pytest
 from whitenorm.lab.execution.dry_run import dry_run
 from whitenorm.lab.studies.catalogue import STUDIES
 
-QUICK = ("small", "normal", "reduced")  # the others have the same networks, larger or for longer
+QUICK = ("small", "reduced")  # the others have the same networks, larger or for longer
 SCALES = [
     pytest.param(name, scale, marks=[] if scale in QUICK else [pytest.mark.slow])
     for name, study in STUDIES.items()
