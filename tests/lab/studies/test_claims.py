@@ -119,6 +119,7 @@ def test_medians_over_training_are_compared_by_ratios():
     verdict = lower(measure, [("a", "b"), ("a", "c"), ("c", "a")])(found)
     assert marks(verdict) == ["supported", "supported", "contradicted"]
     assert "ratio 0.01 [0.01, 0.01]" in verdict.evidence[0].text
+    assert "c infinite (3 of 3)" in verdict.evidence[1].text
 
 
 def test_no_higher_allows_for_a_margin():

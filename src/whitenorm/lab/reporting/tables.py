@@ -116,13 +116,12 @@ def status_words(claim: Claim, results: Results | None) -> str:
         return "not tested at this scale"
     notes = []
     judged = sum(n for mark, n in verdict.counts.items() if mark != "not tested")
-    agreeing = verdict.counts.get(verdict.status, 0)
     if verdict.status != "supported" and judged > 1:
-        supporting = verdict.counts.get("supported", 0)
+        supporting, opposing = (verdict.counts.get(m, 0) for m in ("supported", "contradicted"))
         verb = "supports" if supporting == 1 else "support"
         notes.append(f"{supporting} of {judged} comparisons {verb} it")
-    if verdict.status == "contradicted" and judged > 1:
-        notes.append(f"{agreeing} {'contradicts' if agreeing == 1 else 'contradict'} it")
+        if opposing:
+            notes.append(f"{opposing} {'contradicts' if opposing == 1 else 'contradict'} it")
     if (few := _fewer_panels(claim, verdict, results)) is not None:
         notes.append(few)
     if results.scale_name != "paper" and results.scale.reduced:

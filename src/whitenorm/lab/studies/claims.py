@@ -121,7 +121,7 @@ def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) ->
 
     def compared(measure: Measure, results: Results, top: Curve, bottom: Curve) -> _Found:
         values = measure.of(results, top), measure.of(results, bottom)
-        text = _each_value((top.label, bottom.label), values)
+        text = _each_value(measure, (top.label, bottom.label), values)
         paired = _share_a_start(top, bottom)
         ends = [
             difference(*values, paired=paired, bound=math.log(end), logarithmic=True)
@@ -141,7 +141,7 @@ def at_least(measure: Measure, panel: str, label: str, value: float) -> Judge:
 
     def compared(measure: Measure, results: Results, curve: Curve) -> _Found:
         values = measure.of(results, curve)
-        text = f"{_each_value((curve.label,), (values,))}, at least {value:g} claimed"
+        text = f"{_each_value(measure, (curve.label,), (values,))}, at least {value:g} claimed"
         found = mean(values, value)
         if found is None:
             return _Found("undecided" if values.values else "not tested", text)
@@ -216,7 +216,7 @@ def _compared(
 ) -> _Found:
     """Whether the winner's measure is lower than the loser's, or above it by at most ``by``."""
     values, bounded = _values(measure, results, winner, loser)
-    text = _each_value((winner.label, loser.label), values)
+    text = _each_value(measure, (winner.label, loser.label), values)
     ours = winner.run.method["name"].startswith(("dbn", "gw"))
     if not all(s.n for s in values) or values[1].diverged or (values[0].diverged and not ours):
         return _Found("not tested", text)
@@ -291,16 +291,18 @@ def _status(evidence: Sequence[Comparison]) -> str:
     return "contradicted" if least * len(judged) < TAIL else "undecided"
 
 
-def _each_value(labels: Sequence[str], values: Sequence[Summary]) -> str:
-    return ", ".join(f"{label} {_number(v)}" for label, v in zip(labels, values, strict=True))
+def _each_value(measure: Measure, labels: Sequence[str], values: Sequence[Summary]) -> str:
+    infinite = "never" if measure.least else "infinite"
+    pairs = zip(labels, values, strict=True)
+    return ", ".join(f"{label} {_number(v, infinite)}" for label, v in pairs)
 
 
-def _number(summary: Summary) -> str:
+def _number(summary: Summary, infinite: str) -> str:
     if summary.n == 0:
         return "no record"
     if summary.diverged:
         return f"diverged ({summary.diverged} of {summary.n})"
-    late = sum(map(math.isinf, summary.values))
-    if late:
-        return f"never ({late} of {summary.n})"
+    count = sum(map(math.isinf, summary.values))
+    if count:
+        return f"{infinite} ({count} of {summary.n})"
     return f"{number(summary.mean, summary.spread)} (n={summary.n})"
