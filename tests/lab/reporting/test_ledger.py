@@ -51,20 +51,21 @@ def test_all_records_belong_to_their_study():
     found = find_results(ROOT / "results")
     assert not found.remarks
     for _, results in found.results:
-        whole = []  # each panel was run to its end, or not at all
-        for panel in results.scale.panels:
-            alone = replace(results.scale, panels=(panel,))
-            if any(run.id in results.all for run in (*alone.grid_runs(), *drawn(results, panel))):
-                assert all(results.choice(curve).complete for curve in panel.curves)
-                counts = {len(results.records(curve)) for curve in panel.curves}
-                assert counts == {results.scale.seeds}
-                whole.append(panel.name)
+        whole = [panel for panel in results.scale.panels if begun(results, panel)]
         assert whole
+        for panel in whole:  # each was run to its end, or not at all
+            assert all(results.choice(curve).complete for curve in panel.curves)
+            counts = {len(results.records(curve)) for curve in panel.curves}
+            assert counts == {results.scale.seeds}
 
 
-def drawn(results, panel):
-    """The runs of a panel's curves that have records."""
-    return [record.run for curve in panel.curves for record in results.records(curve)]
+def begun(results, panel):
+    """Whether curves that no other panel shares have records; of any curve, if all are shared."""
+    shared = [curve.run for other, curve in results.scale.curves() if other.name != panel.name]
+    own = tuple(curve for curve in panel.curves if curve.run not in shared) or panel.curves
+    runs = replace(results.scale, panels=(replace(panel, curves=own),)).grid_runs()
+    drawn = [record.run for curve in own for record in results.records(curve)]
+    return any(run.id in results.all for run in (*runs, *drawn))
 
 
 def test_every_figure_of_the_pages_is_there():
