@@ -1,138 +1,256 @@
-"""Means, intervals and marks of the ledger, worked out again from the JSON alone."""
+"""Choices, means, intervals, marks and verdicts, worked out again from the JSON of the records.
 
+Only what belongs together is taken from the studies: which settings a curve has, and which curves
+are compared by what. Choosing, measuring and judging are written here once more, otherwise.
+"""
+
+import functools
 import json
 import math
-import re
 import statistics
 from pathlib import Path
 
 import pytest
+from scipy.stats import t as student
+
+from whitenorm.lab.reporting.find import find_results, is_of_paper
 
 ROOT = Path(__file__).parents[3]
 LEDGER = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
-T = {3: 4.302652729911275, 5: 2.7764451051977987}  # 97.5% of Student's t, by number of seeds
+FOUND = {
+    f"{results.study.name}-{results.scale_name}": results
+    for _, results in find_results(ROOT / "results").results
+}
+CLOCKS = {"updates": "iteration", "epochs": "epoch", "seconds": "seconds"}
+COLUMNS = {
+    "training loss": "train_loss",
+    "training error": "train_error",
+    "test error": "test_error",
+    "time an update": "seconds_per_iteration",
+    "share of axes that swapped": "swapped",
+    "effective rank of the embeddings": "effective_rank",
+    "spread of the embeddings": "spread",
+    "nearest-neighbour error": "neighbour_error",
+    "SND in the smallest batches": "snd_small",
+    "SND in the largest batches": "snd_large",
+}
+PROBES = {
+    "condition number": ("fisher", "at_90_percent"),
+    "RMS of log10 of singular values": ("jacobian", "log10_rms"),
+    "largest variance of whitened test activations": ("whiteness", "largest"),
+}
+DEFAULT = {"name": "sgd", "lr": 0.1}  # of optimisers, which records then leave out
+RATIOS = ("training loss", "time an update", " to loss ", "median ")  # others are subtracted
+# Where a claim names bounds of its own, and not only which of two is lower.
+WITHIN = {"The model with DBN is 2x slower than the model with BN per iteration.": (1.5, 2.5)}
+VALUE = "On the 4-layer MLP, DBN-PCA behaves similarly to random guessing."
 
 
-def records(name):
-    lines = (ROOT / "results" / "records" / f"{name}.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def at(settings, path):
+    for name in path.split("."):
+        settings = settings.get(name, {}) if isinstance(settings, dict) else {}
+    return settings
 
 
-def seeds(rows, grid_metric="train_loss"):
-    """The last values of the best learning rate of a grid, by seed; rows are of one curve."""
-    held_out = [r for r in rows if r["run"].get("validation")]
-    not_drawn = [r for r in rows if r["run"].get("seed", 0) == 100]
-    grid = held_out or not_drawn or [r for r in rows if r["run"].get("seed", 0) == 0]
-
-    def rate(row):
-        return row["run"].get("optimiser", {}).get("lr", 0.1)
-
-    scores = {
-        rate(r): math.inf if r["final"][grid_metric] is None else r["final"][grid_metric]
-        for r in grid
-    }
-    best = min(scores, key=scores.get)
-    drawn = [r for r in rows if rate(r) == best and r not in held_out + not_drawn]
-    return [r for _, r in sorted((r["run"].get("seed", 0), r) for r in drawn)]
+def without(settings, paths):
+    """Settings less those that differ between the runs of a curve."""
+    left = json.loads(json.dumps({"optimiser": DEFAULT, **settings}))
+    for path in ("seed", "validation", "probes", *paths):
+        *outer, last = path.split(".")
+        place = left
+        for name in outer:
+            place = place.get(name, {})
+        place.pop(last, None)
+    return left
 
 
-def interval(a, b):
-    """Of the mean difference of pairs."""
-    gaps = [x - y for x, y in zip(a, b, strict=True)]
-    half = T[len(gaps)] * statistics.stdev(gaps) / math.sqrt(len(gaps))
-    middle = statistics.fmean(gaps)
-    return middle, middle - half, middle + half
+def curve_of(key, panel, label):
+    (found,) = [p for p in FOUND[key].scale.panels if p.name == panel]
+    return next(curve for curve in found.curves if curve.label == label)
 
 
-def mark(low, high, none=0.0):
-    return "✓" if high < none else "✗" if low > none else "·"
+@functools.cache
+def rows_of(key):
+    path = ROOT / "results" / "records" / f"{key}.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        row["run"].setdefault("optimiser", DEFAULT)
+    return rows
 
 
-def section(reference, scale):
-    """The ledger's lines about a figure or table at a scale."""
-    pattern = rf"^## {reference}: [^\n]* \(scale {scale}\)$(.*?)(?=^## |\Z)"
-    (found,) = re.findall(pattern, LEDGER, re.MULTILINE | re.DOTALL)
-    return found.splitlines()
+@functools.cache
+def drawn(key, panel, label):
+    """The runs of the best point of a curve's grid, by seed, and how many diverged."""
+    curve, selection = curve_of(key, panel, label), FOUND[key].scale.selection
+    settings = curve.run.settings()
+    fixed = without(settings, curve.grid)
+    own = [row for row in rows_of(key) if without(row["run"], curve.grid) == fixed]
 
+    def point(row):
+        return tuple(at(row["run"], path) for path in curve.grid)
 
-def line(rows, pattern):
-    """The line of a comparison: its mark, and the numbers of its effect."""
-    (found,) = {row for row in rows if re.match(rf"- . {pattern}", row)}
-    effect = found.rpartition("; ")[2]
-    return found[2], [float(n) for n in re.findall(r"-?\d+\.?\d*(?:e[+-]\d+)?", effect)]
-
-
-@pytest.mark.parametrize("panel", ["basic", "Adam", "ELU", "after non-linearity"])
-def test_differences_of_test_errors(panel):
-    def of(run):
-        if run.get("optimiser", {}).get("name") == "adam":
-            return "Adam"
-        model = run["model"]
-        return {"elu": "ELU"}.get(
-            model.get("activation"), "after non-linearity" if "norm_position" in model else "basic"
-        )
-
-    rows = [r for r in records("fig6-long") if of(r["run"]) == panel]
-    errors = {}
-    for method in ("dbn", "bn"):
-        own = [r for r in rows if r["run"]["method"]["name"] == method]
-        errors[method] = [r["final"]["test_error"] for r in seeds(own, "test_error")]
-    expected = interval(errors["dbn"], errors["bn"])
-    found, numbers = line(section("Figure 6", "long"), f"{panel}, test error: DBN ")
-    assert found == mark(*expected[1:])
-    assert numbers == pytest.approx(expected, abs=0.06)
-
-
-@pytest.mark.parametrize("label", ["DBN-scale-L1", "DBN everywhere"])
-def test_differences_of_test_errors_without_a_grid(label):
-    errors = {}
-    for row in sorted(records("table1-long"), key=lambda row: row["run"].get("seed", 0)):
+    first_seed = 0 in selection.seeds
+    best = ()
+    if curve.grid:
+        tried = {}
+        for row in own:
+            run = row["run"]
+            held_out = run.get("validation", 0) == selection.validation
+            if held_out and not run.get("probes") and run.get("seed", 0) in selection.seeds:
+                score = row["final"].get(selection.metric)
+                tried.setdefault(point(row), []).append(math.inf if score is None else score)
+        best = min(tried, key=lambda key: statistics.median(tried[key]))
+    chosen = {}
+    for row in own:
         run = row["run"]
-        whitened = "DBN-scale-L1" if "placement" in run["model"] else "DBN everywhere"
-        name = "Baseline" if run["method"]["name"] == "bn" else whitened
-        errors.setdefault(name, []).append(row["final"]["test_error"])
-    expected = interval(errors[label], errors["Baseline"])
-    found, numbers = line(section("Table 1", "long"), f"Res-20, test error: {label} .*, Baseline ")
-    assert found == mark(*expected[1:])
-    assert numbers == pytest.approx(expected, abs=0.06)
+        same = run.get("probes", {}) == settings.get("probes", {}) and "validation" not in run
+        grid = not first_seed and curve.grid and run.get("seed", 0) in selection.seeds
+        if same and not grid and point(row) == best:
+            chosen[run.get("seed", 0)] = row
+    finished = {seed: row for seed, row in sorted(chosen.items()) if row["status"] == "finished"}
+    return finished, len(chosen) - len(finished)
 
 
-@pytest.mark.parametrize("scale", ["paper", "scripts"])
-@pytest.mark.parametrize("goal", [0.1, 0.01, 0.001])
-def test_ratios_of_times_to_a_loss(goal, scale):
-    def time(record):
-        points = zip(record["history"]["seconds"], record["history"]["train_loss"], strict=True)
-        return next(t for t, loss in points if loss <= goal)
+def measured(row, name):
+    """A measure of a record, infinite where it isn't reached or no number; and its least value."""
+    history = row["history"]
+    if " to loss " in name:
+        clock, _, goal = name.partition(" to loss ")
+        times = history[CLOCKS[clock]]
+        points = zip(times, history["train_loss"], strict=True)
+        reached = [time for time, loss in points if loss is not None and loss <= float(goal)]
+        return (reached[0] if reached else math.inf), times[-1]
+    if name.startswith("test error at loss "):
+        points = zip(history["test_error"], history["train_loss"], strict=True)
+        goal = float(name.rpartition(" ")[2])
+        return next((error for error, loss in points if loss <= goal), math.inf), None
+    if name.startswith("median ") or name.endswith((" at the start", " at the end")):
+        what = (
+            name.removeprefix("median ").removesuffix(" at the start").removesuffix(" at the end")
+        )
+        probe, column = PROBES[what]
+        values = [math.inf if v is None else v for v in row["probes"][probe][column]]
+        if name.startswith("median "):
+            return statistics.median(values), None
+        return values[0 if name.endswith("start") else -1], None
+    return row["final"][COLUMNS[name]], None
 
-    rows, logs = records(f"fig5-{scale}"), {}
-    for name, method in {"dbn": {"group_size": 16}, "bn": {}}.items():
-        own = [
-            r
-            for r in rows
-            if r["run"]["method"]["name"] == name
-            and all(r["run"]["method"].get(k, v) == v for k, v in method.items())
-        ]
-        logs[name] = [math.log(time(r)) for r in seeds(own)]
-    expected = [math.exp(v) for v in interval(logs["dbn"], logs["bn"])]
-    pattern = rf"comparison, seconds to loss {goal:g}: DBN [^,]*, BN "
-    found, numbers = line(section("Figure 5", scale), pattern)
-    assert found == mark(*expected[1:], none=1.0)
-    assert numbers == pytest.approx(expected, rel=0.006)
+
+def same_start(one, other):
+    def start(curve):
+        settings = without(curve.run.settings(), ["model.placement"])
+        return [settings.get(name) for name in ("dataset", "model", "batch_size", "subset")]
+
+    return start(one) == start(other)
 
 
-def test_a_verdict_is_that_of_its_comparisons():
-    """Supported if all are; contradicted if one is at a level that counts them all."""
-    claims = re.findall(
-        r"\n> .*\n\n(.*?)\. What counts: .*\n\n((?:- .*\n)*)", LEDGER.replace("**", "")
-    )
-    assert len(claims) > 20
-    for status, evidence in claims:
-        marks = re.findall(r"^- ([✓✗·])", evidence, re.MULTILINE)
-        if not marks:
-            assert status.startswith("not tested")
-        elif set(marks) == {"✓"}:
-            assert status.startswith("supported")
-        elif "✗" not in marks:
-            assert status.startswith("undecided")
-        else:
-            assert status.startswith(("undecided", "contradicted"))
+def student_of(a, b, paired):
+    """Mean difference, its standard error and degrees of freedom."""
+    if paired:
+        gaps = [x - y for x, y in zip(a, b, strict=True)]
+        n = len(gaps)
+        return statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(n), n - 1
+    parts = [statistics.variance(values) / len(values) for values in (a, b)]
+    error = math.sqrt(sum(parts))
+    below = sum(p**2 / (len(v) - 1) for p, v in zip(parts, (a, b), strict=True))
+    middle = statistics.fmean(a) - statistics.fmean(b)
+    return middle, error, sum(parts) ** 2 / below if below else math.inf
+
+
+def judged(key, comparison):
+    """Estimate and interval, whether each side ended too soon, and a test against a bound."""
+    curves = [curve_of(key, comparison.panel, label) for label in comparison.labels]
+    runs = [drawn(key, comparison.panel, label)[0] for label in comparison.labels]
+    found = [{seed: measured(row, comparison.measure) for seed, row in of.items()} for of in runs]
+    late = [any(math.isinf(value) for value, _ in of.values()) for of in found]
+    finite = [v for of in found for v, _ in of.values() if math.isfinite(v)]
+    values = [
+        {
+            seed: min(value, max(finite) if least is None else least)
+            for seed, (value, least) in of.items()
+        }
+        for of in found
+    ]
+    ratio = any(word in comparison.measure for word in RATIOS)
+    if ratio:
+        values = [{seed: math.log(v) for seed, v in of.items()} for of in values]
+    common = sorted(values[0].keys() & values[1].keys())
+    paired = same_start(*curves) and len(common) >= 2
+    sides = [[of[s] for s in common] if paired else list(of.values()) for of in values]
+    middle, error, freedom = student_of(*sides, paired)
+    alike = error <= 1e-9 * abs(middle)
+
+    def probability_of_more(bound):
+        if alike:
+            return float(middle <= bound)
+        return float(student.sf((middle - bound) / error, freedom))
+
+    half = 0.0 if alike else float(student.ppf(0.975, freedom)) * error
+    ends = [middle, middle - half, middle + half]
+    if ratio:
+        ends = [math.exp(end) for end in ends]
+    return ends, late, probability_of_more
+
+
+def marked(key, claim, comparison):
+    """The mark of a comparison of the paper's claims, and what speaks against it."""
+    (_, low, high), late, more = judged(key, comparison)
+    if claim.quote in WITHIN:
+        least, most = WITHIN[claim.quote]
+        against = min(1 - more(math.log(least)), more(math.log(most)))
+        fits = least <= low and high <= most
+    else:
+        none = 1.0 if comparison.effect.ratio else 0.0
+        fits = high < none and not late[0]
+        against = 1.0 if late[1] else more(0.0)
+    return "supported" if fits else "contradicted" if against < 0.025 else "undecided", against
+
+
+def verdicts(key):
+    return [(claim, claim.judge(FOUND[key])) for claim in FOUND[key].study.claims]
+
+
+@pytest.mark.parametrize("key", FOUND)
+def test_effects_and_their_intervals(key):
+    for _, verdict in verdicts(key):
+        for comparison in verdict.evidence:
+            assert f"- {comparison.text}\n" in LEDGER
+            if comparison.effect is None:
+                continue
+            ends, late, _ = judged(key, comparison)
+            effect = comparison.effect
+            shown = [effect.estimate, effect.low, effect.high]
+            assert shown == pytest.approx(ends, rel=1e-6, abs=1e-9), comparison.text
+            beyond = "" if late[0] == late[1] else "at least" if late[0] else "at most"
+            assert effect.beyond == beyond, comparison.text
+
+
+@pytest.mark.parametrize("key", [key for key in FOUND if is_of_paper(FOUND[key].study)])
+def test_marks_and_verdicts_of_the_papers_claims(key):
+    """Supported if all comparisons are; contradicted if one is at a level that counts them all."""
+    for claim, verdict in verdicts(key):
+        tested = [c for c in verdict.evidence if c.mark != "not tested"]
+        if claim.quote == VALUE or not tested:
+            continue
+        told = [c for c in tested if c.effect is not None]
+        found = [marked(key, claim, comparison) for comparison in told]
+        assert [c.mark for c in told] == [mark for mark, _ in found], claim.quote
+        marks = {c.mark for c in tested}
+        doubts = [against for mark, against in found if mark != "supported"]
+        if marks == {"supported"}:
+            assert verdict.status == "supported"
+        elif len(told) == len(tested):
+            contradicted = min(doubts) * len(tested) < 0.025
+            assert verdict.status == ("contradicted" if contradicted else "undecided")
+
+
+def test_an_error_above_a_value():
+    """Of the one claim about a value, not about two curves."""
+    finished, diverged = drawn("fig3-paper", "4-layer MLP", "DBN-PCA")
+    errors = [row["final"]["train_error"] for row in finished.values()]
+    error = statistics.stdev(errors) / math.sqrt(len(errors))
+    below = student.sf((80 - statistics.fmean(errors)) / error, len(errors) - 1)
+    (verdict,) = [verdict for claim, verdict in verdicts("fig3-paper") if claim.quote == VALUE]
+    assert diverged == 0
+    assert (verdict.status == "contradicted") == (below < 0.025)
+    assert verdict.evidence[0].against == pytest.approx(below)

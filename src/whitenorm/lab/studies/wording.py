@@ -2,6 +2,7 @@ r"""Words for what is measured, and numbers with as many digits as are certain."
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,8 +64,13 @@ def metric_name(column: str) -> str:
 
 
 def without_unit(column: str) -> str:
-    """A column in words, without its unit."""
-    return metric_name(column).partition(" (")[0]
+    """A column in words, without its unit.
+
+    Example:
+        >>> without_unit("test_error@0.1")
+        'test error at loss 0.1'
+    """
+    return re.sub(r" \([^)]*\)", "", metric_name(column))
 
 
 _DATASETS = {
