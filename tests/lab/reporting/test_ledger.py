@@ -147,6 +147,12 @@ def test_core_hours_are_those_of_the_records(recorded):
     )
 
 
+def test_hours_that_no_record_has_are_not_zero(recorded):
+    file = recorded / "records" / "tiny-paper.jsonl"
+    file.write_text(re.sub(r'"seconds":[\d.e-]+,', "", file.read_text()))
+    assert "| tiny | paper | 9 | not recorded |" in ledger(results_of(recorded))["hours"]
+
+
 def test_a_claim_without_records_is_in_the_summary_as_untested(recorded):
     claims = ledger(results_of(recorded))["claims"]
     for claim in STUDIES["fig6"].claims:

@@ -116,13 +116,15 @@ def _size(results: Results | None) -> str:
 
 
 def _hours(everything: Iterable[Results]) -> tables.Table:
-    """What the records took to make."""
+    """What the records took to make; runs that don't train have no seconds."""
     rows, total = [], 0.0
     for results in everything:
-        hours = sum(r.final.get("seconds") or 0.0 for r in results.all.values()) / 3600
+        seconds = [r.final["seconds"] or 0.0 for r in results.all.values() if "seconds" in r.final]
+        hours = sum(seconds) / 3600
         total += hours
         runs = str(len(results.all))
-        rows.append((results.study.name, results.scale_name, runs, f"{hours:.2f}"))
+        shown = f"{hours:.2f}" if seconds else "not recorded"
+        rows.append((results.study.name, results.scale_name, runs, shown))
     rows.append(("all", "", "", f"{total:.2f}"))
     head = {"study": "text", "scale": "text", "runs": "number", "core-hours of training": "number"}
     return tables.Table("Core-hours", head, rows)
