@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from replica_training import train_replica
+from replica_training import stop_and_resume_replica, train_replica
 from replicas import run_replicas
 from tiny_study import BASE, assert_same, without_times
 from typer.testing import CliRunner
@@ -79,6 +79,21 @@ def test_parts_of_a_share_add_up_to_it():
     assert parts["train_loss"] == pytest.approx(once["train_loss"], rel=1e-9)
 
 
+def test_stopped_replicas_go_on_as_if_they_had_not_been(tmp_path):
+    """One of two is asked to stop in the second of four epochs: both do, and resume to the bit."""
+    run = RUN.changed({"replicas": 2})
+    for straight, resumed, last, next_one in run_replicas(
+        stop_and_resume_replica, 2, run, tmp_path, 30
+    ):
+        assert (last, next_one) == (30, 31)
+        for history in (straight, resumed):
+            history.pop("seconds")
+        assert resumed == straight
+    ends = [Checkpoint(tmp_path / name).load(run, CPU) for name in ("straight", "stopped")]
+    for part in ("model", "optimiser", "replicas"):
+        assert_same(*(end[part] for end in ends))
+
+
 def test_shares_are_a_partition_of_each_batch_and_of_the_test_set():
     data = synthetic_dataset("digits", n=70)
     run = BASE.changed({"batch_size": 10})
@@ -145,7 +160,8 @@ def recorded(out, run):
     return record, Checkpoint(checkpoint_path(out, run)).load(run, CPU)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path, replicas):
     """SIGKILL after two of four epochs or more: the same weights, optimiser and record."""
     run = RUN.changed({"replicas": replicas})
