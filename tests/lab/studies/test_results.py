@@ -29,8 +29,8 @@ def test_a_goal_is_a_training_loss_or_with_a_percent_sign_a_test_error():
 
 
 def test_in_the_same_time_the_slower_curve_has_come_less_far():
-    """The deadline is the longest run of the quicker curve, so that all of its runs count."""
+    """Of each seed, whose runs may have been made on another machine than those of the others."""
     found = results(quick=[[9.0, 5.0], [8.0, 4.0, 3.0]], slow=[[7.0, 6.0, 2.0, 1.0]] * 2)
     quick, slow = found.scale.panels[0].curves
     assert found.final(quick, "test_error@same time").values == (5.0, 3.0)
-    assert found.final(slow, "test_error@same time").values == (2.0, 2.0)
+    assert found.final(slow, "test_error@same time").values == (6.0, 2.0)

@@ -159,12 +159,16 @@ class Results:
         return self._over_seeds(curve, time)
 
     def in_same_time(self, curve: Curve, column: str) -> Summary:
-        """A column's last value within the seconds that the panel's quickest curve takes."""
+        """A column's last value within the seconds that the quickest run of the seed takes.
+
+        In the same panel. The runs of one seed were made on one machine, others maybe on another.
+        """
         (panel,) = (panel for panel in self.scale.panels if curve in panel.curves)
-        ends = [self.at(each, "seconds", "end").values for each in panel.curves]
-        deadline = min((max(seconds) for seconds in ends if seconds), default=math.inf)
+        ends = [self.at(each, "seconds", "end") for each in panel.curves]
 
         def value(record: Record) -> float | None:
+            seed = record.run.seed
+            deadline = min(e.values[e.seeds.index(seed)] for e in ends if seed in e.seeds)
             points = zip(record.column("seconds"), record.column(column), strict=True)
             by_then = [v for t, v in points if t is not None and t <= deadline]
             return by_then[-1] if by_then else None
