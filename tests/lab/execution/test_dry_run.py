@@ -7,9 +7,8 @@ import pytest
 from whitenorm.lab.execution.dry_run import dry_run
 from whitenorm.lab.studies.catalogue import STUDIES
 
-QUICK = ("small", "reduced")  # the others have the same networks, larger or for longer
-SCALES = [
-    pytest.param(name, scale, marks=[] if scale in QUICK else [pytest.mark.slow])
+SCALES = [  # the others have the same networks as "small", larger or for longer
+    pytest.param(name, scale, marks=[] if scale == "small" else [pytest.mark.slow])
     for name, study in STUDIES.items()
     for scale in study.scales
 ]

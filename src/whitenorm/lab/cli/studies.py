@@ -25,8 +25,8 @@ from whitenorm.lab.studies.results import Results
 from whitenorm.lab.studies.study import Scale
 
 SCALES = (
-    "`small`: the same question in minutes; `reduced`, for some: in an hour of two cores, on the "
-    "real data; `paper`: as published. A study may have others."
+    "`small`: the same question in minutes; `long`, for some: smaller than published, in hours of "
+    "two cores; `paper`: as published. A study may have others."
 )
 EXECUTOR = (
     f"{', '.join(f'`{name}`' for name in EXECUTORS)}; by default `in-process` for one job and "
