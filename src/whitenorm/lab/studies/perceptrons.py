@@ -113,7 +113,7 @@ FIG3 = Study(
         "scripts": Scale(
             _fig3(**{"model.initialization": "uniform"}),
             seeds=5,
-            duration="50 min on 2 cores",
+            duration="an hour on 2 cores",
             setting="240 instead of 1000 updates, as at scale paper; weights and biases start "
             "uniformly within 1 / sqrt(fan-in), as in the authors' scripts; learning rates wider "
             "than the paper's grid where the best is at an end, chosen with a seed that isn't "
