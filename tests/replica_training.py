@@ -1,5 +1,6 @@
 """What each replica does in the tests of distributed training."""
 
+import pytest
 import torch
 
 from whitenorm.lab.data.for_run import load
@@ -37,8 +38,7 @@ def stop_and_resume_replica(rank, run, path, updates):
 
     straight = go("straight")
     seen.clear()
-    try:
+    with pytest.raises(Interrupted):
         go("stopped", lambda: rank == run.replicas - 1 and len(seen) == updates)
-    except Interrupted:
-        stopped_at = seen[-1]
+    stopped_at = seen[-1]
     return straight.history, go("stopped").history, stopped_at, seen[stopped_at]

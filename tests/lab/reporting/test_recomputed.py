@@ -14,13 +14,13 @@ import pytest
 from scipy.stats import t as student
 
 from whitenorm.lab.reporting.find import find_results, is_of_paper
+from whitenorm.lab.studies.catalogue import STUDIES
 
 ROOT = Path(__file__).parents[3]
 LEDGER = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
-FOUND = {
-    f"{results.study.name}-{results.scale_name}": results
-    for _, results in find_results(ROOT / "results").results
-}
+RECORDS = ROOT / "results" / "records"
+KEYS = sorted(path.stem for path in RECORDS.glob("*.jsonl"))
+OF_PAPER = [key for key in KEYS if is_of_paper(STUDIES[key.partition("-")[0]])]
 CLOCKS = {"updates": "iteration", "epochs": "epoch", "seconds": "seconds"}
 COLUMNS = {
     "training loss": "train_loss",
@@ -46,6 +46,14 @@ WITHIN = {"The model with DBN is 2x slower than the model with BN per iteration.
 VALUE = "On the 4-layer MLP, DBN-PCA behaves similarly to random guessing."
 
 
+@functools.cache
+def found():
+    return {
+        f"{results.study.name}-{results.scale_name}": results
+        for _, results in find_results(ROOT / "results").results
+    }
+
+
 def at(settings, path):
     for name in path.split("."):
         settings = settings.get(name, {}) if isinstance(settings, dict) else {}
@@ -65,14 +73,14 @@ def without(settings, paths):
 
 
 def curve_of(key, panel, label):
-    (found,) = [p for p in FOUND[key].scale.panels if p.name == panel]
-    return next(curve for curve in found.curves if curve.label == label)
+    (drawn_together,) = [p for p in found()[key].scale.panels if p.name == panel]
+    return next(curve for curve in drawn_together.curves if curve.label == label)
 
 
 @functools.cache
 def rows_of(key):
-    path = ROOT / "results" / "records" / f"{key}.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = (RECORDS / f"{key}.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
     for row in rows:
         row["run"].setdefault("optimiser", DEFAULT)
     return rows
@@ -81,7 +89,7 @@ def rows_of(key):
 @functools.cache
 def drawn(key, panel, label):
     """The runs of the best point of a curve's grid, by seed, and how many diverged."""
-    curve, selection = curve_of(key, panel, label), FOUND[key].scale.selection
+    curve, selection = curve_of(key, panel, label), found()[key].scale.selection
     settings = curve.run.settings()
     fixed = without(settings, curve.grid)
     own = [row for row in rows_of(key) if without(row["run"], curve.grid) == fixed]
@@ -161,23 +169,23 @@ def judged(key, comparison):
     """Estimate and interval, whether each side ended too soon, and a test against a bound."""
     curves = [curve_of(key, comparison.panel, label) for label in comparison.labels]
     runs = [drawn(key, comparison.panel, label)[0] for label in comparison.labels]
-    found = [{seed: measured(row, comparison.measure) for seed, row in of.items()} for of in runs]
-    late = [any(math.isinf(value) for value, _ in of.values()) for of in found]
-    finite = [v for of in found for v, _ in of.values() if math.isfinite(v)]
+    sides = [{seed: measured(row, comparison.measure) for seed, row in of.items()} for of in runs]
+    late = [any(math.isinf(value) for value, _ in of.values()) for of in sides]
+    finite = [v for of in sides for v, _ in of.values() if math.isfinite(v)]
     values = [
         {
             seed: min(value, max(finite) if least is None else least)
             for seed, (value, least) in of.items()
         }
-        for of in found
+        for of in sides
     ]
     ratio = any(word in comparison.measure for word in RATIOS)
     if ratio:
         values = [{seed: math.log(v) for seed, v in of.items()} for of in values]
     common = sorted(values[0].keys() & values[1].keys())
     paired = same_start(*curves) and len(common) >= 2
-    sides = [[of[s] for s in common] if paired else list(of.values()) for of in values]
-    middle, error, freedom = student_of(*sides, paired)
+    compared = [[of[s] for s in common] if paired else list(of.values()) for of in values]
+    middle, error, freedom = student_of(*compared, paired)
     alike = error <= 1e-9 * abs(middle)
 
     def probability_of_more(bound):
@@ -206,11 +214,13 @@ def marked(key, claim, comparison):
     return "supported" if fits else "contradicted" if against < 0.025 else "undecided", against
 
 
+@functools.cache
 def verdicts(key):
-    return [(claim, claim.judge(FOUND[key])) for claim in FOUND[key].study.claims]
+    results = found()[key]
+    return [(claim, claim.judge(results)) for claim in results.study.claims]
 
 
-@pytest.mark.parametrize("key", FOUND)
+@pytest.mark.parametrize("key", KEYS)
 def test_effects_and_their_intervals(key):
     for _, verdict in verdicts(key):
         for comparison in verdict.evidence:
@@ -225,7 +235,7 @@ def test_effects_and_their_intervals(key):
             assert effect.beyond == beyond, comparison.text
 
 
-@pytest.mark.parametrize("key", [key for key in FOUND if is_of_paper(FOUND[key].study)])
+@pytest.mark.parametrize("key", OF_PAPER)
 def test_marks_and_verdicts_of_the_papers_claims(key):
     """Supported if all comparisons are; contradicted if one is at a level that counts them all."""
     for claim, verdict in verdicts(key):
@@ -233,10 +243,10 @@ def test_marks_and_verdicts_of_the_papers_claims(key):
         if claim.quote == VALUE or not tested:
             continue
         told = [c for c in tested if c.effect is not None]
-        found = [marked(key, claim, comparison) for comparison in told]
-        assert [c.mark for c in told] == [mark for mark, _ in found], claim.quote
+        again = [marked(key, claim, comparison) for comparison in told]
+        assert [c.mark for c in told] == [mark for mark, _ in again], claim.quote
         marks = {c.mark for c in tested}
-        doubts = [against for mark, against in found if mark != "supported"]
+        doubts = [against for mark, against in again if mark != "supported"]
         if marks == {"supported"}:
             assert verdict.status == "supported"
         elif len(told) == len(tested):

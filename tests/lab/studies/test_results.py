@@ -34,3 +34,6 @@ def test_in_the_same_time_the_slower_curve_has_come_less_far():
     quick, slow = found.scale.panels[0].curves
     assert found.final(quick, "test_error@same time").values == (5.0, 3.0)
     assert found.final(slow, "test_error@same time").values == (6.0, 2.0)
+    for record in found.all.values():
+        record.history.clear()
+    assert found.final(slow, "test_error@same time").values == ()

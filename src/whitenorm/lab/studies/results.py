@@ -168,7 +168,8 @@ class Results:
 
         def value(record: Record) -> float | None:
             seed = record.run.seed
-            deadline = min(e.values[e.seeds.index(seed)] for e in ends if seed in e.seeds)
+            of_seed = (end.values[end.seeds.index(seed)] for end in ends if seed in end.seeds)
+            deadline = min(of_seed, default=math.inf)
             points = zip(record.column("seconds"), record.column(column), strict=True)
             by_then = [v for t, v in points if t is not None and t <= deadline]
             return by_then[-1] if by_then else None
