@@ -136,7 +136,7 @@ def _fewer_panels(claim: Claim, verdict: Verdict, results: Results) -> str | Non
     asked = claim.judge(Results(results.study, "paper", {})).evidence
     whole = len({comparison.panel for comparison in asked})
     judged = len({c.panel for c in verdict.evidence if c.mark != "not tested"})
-    return f"{judged} of {whole} cases" if judged < whole else None
+    return f"{judged} of {whole} cases run" if judged < whole else None
 
 
 def span(values: Collection[Any]) -> str:
