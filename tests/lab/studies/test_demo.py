@@ -53,9 +53,10 @@ def test_the_summary_says_who_tests_best_at_any_rate():
     """A method that fits best at a rate where it tests badly isn't made to look worse by it."""
     found = results((0.001, 0.1), (9.0, 12.0))
     curve = PHOTOGRAPHS.curve("BN")
-    (run,) = curve.grid_runs({"optimiser.lr": 0.3}, found.scale.selection)
-    values = {"train_loss": 0.2, "test_error": 6.0}
-    found.all[run.id] = Record(run, "demo", "small", final=values)
+    runs = curve.grid_runs({"optimiser.lr": 0.3}, found.scale.selection)
+    for run, error in zip(runs, (1.0, 6.0, None), strict=True):  # one of them diverged
+        values = {"train_loss": 0.2, "test_error": error}
+        found.all[run.id] = Record(run, "demo", "small", final=values)
     said = DEMO.summary(Results(DEMO, "small", found.all))
     assert "DBN has 9.1% (lr 0.03) and BN 6% (lr 0.3)" in said
 
