@@ -1,13 +1,12 @@
 """The choice among the points of a grid."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from tiny_study import BASE, GRID
 
 from whitenorm.lab.records.record import Record
-from whitenorm.lab.studies.study import FIRST_SEED, Curve, Panel, Scale, Selection
+from whitenorm.lab.studies.study import FIRST_SEED, Curve, Selection
 
 CURVE = Curve("plain", BASE, GRID)
 
@@ -85,14 +84,3 @@ def test_a_grid_is_widened_until_its_best_value_is_not_at_an_end(best, tried):
         curve = wider
     assert list(curve.grid["optimiser.lr"]) == pytest.approx(tried)
     assert CURVE.widened(Selection(widen=()), records) == CURVE
-
-
-def test_a_panel_may_have_seeds_of_its_own():
-    curve = Curve("plain", BASE)
-    few = Panel("few", (replace(curve, run=BASE.changed({"epochs": 2})),), seeds=1)
-    plan = Scale((Panel("many", (curve,)), few), duration="", seeds=3)
-    seeds = [(run.seed, run.epochs) for run in plan.seed_runs({})]
-    assert seeds == [(0, BASE.epochs), (0, 2), (1, BASE.epochs), (2, BASE.epochs)]
-    assert plan.count() == 4
-    assert plan.count(seeds=2) == 4  # asked for, of every panel
-    assert plan.count(seeds=5) == 10

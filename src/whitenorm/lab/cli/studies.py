@@ -74,7 +74,7 @@ def run(
     study: Annotated[str, Argument(help="Name of a study; see `whitenorm studies`.")],
     scale: Annotated[str, Option(help=SCALES)] = "small",
     seeds: Annotated[
-        int | None, Option(min=1, help="How many; by default the panel's or the scale's number.")
+        int | None, Option(min=1, help="How many; by default the scale's number.")
     ] = None,
     panel: Annotated[list[str] | None, Option(help=PANEL)] = None,
     jobs: terminal.Jobs = None,
@@ -107,6 +107,7 @@ def run(
     plan = chosen.scale(scale, panel or ())
     if dry_run:
         return _try_networks(plan, f"{chosen.title}, scale {scale}", device)
+    seeds = seeds or plan.seeds
     if jobs is None:
         jobs = 1 if device != "cpu" or executor == "in-process" else os.cpu_count() or 1
     executor = executor or ("in-process" if jobs == 1 else "processes")
@@ -116,7 +117,7 @@ def run(
         f"[bold]{escape(chosen.title)}[/] ({chosen.reference}, scale {scale}): "
         f"{plan.count(seeds)} runs, {jobs} at a time, {executor}, into {out}"
     )
-    display = StudyDisplay(console, out, seeds or plan.seeds)
+    display = StudyDisplay(console, out, seeds)
     try:
         with display.bar:
             outcome = run_study(

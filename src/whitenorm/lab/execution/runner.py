@@ -72,7 +72,7 @@ def run_study(
         study: What to run.
         scale: One of its scales, such as "small" or "paper".
         out: Output folder.
-        seeds: How many to draw; the panel's or the scale's number by default.
+        seeds: How many to draw; the scale's number by default.
         panels: Which of the scale's panels to run, by name; all by default.
         executor: Key in ``EXECUTORS``.
         workers: Runs at a time.
@@ -121,6 +121,6 @@ def run_study(
             plan = plan.widened(records)
             do("grid", plan.grid_runs())
             if plan.widened(records) == plan:
-                do("seeds", plan.seed_runs(records, seeds))
+                do("seeds", plan.seed_runs(records, seeds or plan.seeds))
                 break
     return StudyRun(records, failures, left_out)

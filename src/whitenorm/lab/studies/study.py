@@ -137,7 +137,6 @@ class Panel:
 
     name: str
     curves: tuple[Curve, ...]
-    seeds: int | None = None  # where it isn't the scale's number
 
     @classmethod
     def of_methods(
@@ -203,34 +202,28 @@ class Scale:
         return replace(
             self,
             panels=tuple(
-                replace(p, curves=tuple(c.widened(self.selection, records) for c in p.curves))
+                Panel(p.name, tuple(c.widened(self.selection, records) for c in p.curves))
                 for p in self.panels
             ),
         )
 
-    def seed_runs(self, records: Mapping[str, Record], seeds: int | None = None) -> list[Run]:
-        """The runs that are drawn, each once, given the grid's records.
-
-        ``seeds`` of each curve; by default as many as the panel or else the scale says.
-        """
-        points = [curve.choose(self.selection, records).point for _, curve in self.curves()]
-        return self._drawn(points, seeds)
+    def seed_runs(self, records: Mapping[str, Record], seeds: int) -> list[Run]:
+        """The runs that are drawn, each once, given the grid's records."""
+        chosen = [(curve, curve.choose(self.selection, records)) for _, curve in self.curves()]
+        return _once(
+            curve.seed_run(choice.point, seed)
+            for seed in range(seeds)
+            for curve, choice in chosen
+            if choice.point is not None
+        )
 
     def count(self, seeds: int | None = None) -> int:
         """How many runs there are in all, if no grid is widened."""
-        points = [curve.points()[0] for _, curve in self.curves()]  # stand for the chosen ones
-        return len(_once([*self.grid_runs(), *self._drawn(points, seeds)]))
-
-    def _drawn(self, points: Sequence[Mapping[str, Any] | None], seeds: int | None) -> list[Run]:
-        """The runs of each curve's point, seed by seed."""
-        counts = [seeds or panel.seeds or self.seeds for panel, _ in self.curves()]
-        drawn = list(zip(self.curves(), points, counts, strict=True))
-        return _once(
-            curve.seed_run(point, seed)
-            for seed in range(max(counts))
-            for (_, curve), point, count in drawn
-            if point is not None and seed < count
-        )
+        runs = self.grid_runs()
+        for _, curve in self.curves():
+            point = curve.points()[0]  # stands for the chosen one
+            runs += [curve.seed_run(point, seed) for seed in range(seeds or self.seeds)]
+        return len(_once(runs))
 
     def datasets(self) -> list[str]:
         """Names of the data sets that it needs."""
