@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from whitenorm.lab.reporting.find import find_results, is_of_paper, judged
+from whitenorm.lab.reporting.find import find_results, judged
 from whitenorm.lab.reporting.forest import draw_forest
 from whitenorm.lab.reporting.plots import draw_all, line_plots, seeds_of
 
@@ -75,7 +75,7 @@ def assert_drawn_as_committed(paths):
 
 
 def forest(found, folder):
-    return draw_forest([r for r in judged(found.values()) if is_of_paper(r.study)], folder)
+    return draw_forest(judged(found.values()), folder)
 
 
 def test_the_readmes_figures_are_those_of_the_records_to_the_pixel(found, tmp_path):

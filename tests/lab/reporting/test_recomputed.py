@@ -254,13 +254,14 @@ def test_marks_and_verdicts_of_the_papers_claims(key):
             assert verdict.status == ("contradicted" if contradicted else "undecided")
 
 
-def test_an_error_above_a_value():
+@pytest.mark.parametrize("key", [key for key in KEYS if key.startswith("fig3-")])
+def test_an_error_above_a_value(key):
     """Of the one claim about a value, not about two curves."""
-    finished, diverged = drawn("fig3-paper", "4-layer MLP", "DBN-PCA")
+    finished, diverged = drawn(key, "4-layer MLP", "DBN-PCA")
     errors = [row["final"]["train_error"] for row in finished.values()]
     error = statistics.stdev(errors) / math.sqrt(len(errors))
     below = student.sf((80 - statistics.fmean(errors)) / error, len(errors) - 1)
-    (verdict,) = [verdict for claim, verdict in verdicts("fig3-paper") if claim.quote == VALUE]
+    (verdict,) = [verdict for claim, verdict in verdicts(key) if claim.quote == VALUE]
     assert diverged == 0
     assert (verdict.status == "contradicted") == (below < 0.025)
     assert verdict.evidence[0].against == pytest.approx(below)

@@ -9,6 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from whitenorm.lab.reporting.find import is_of_paper
 from whitenorm.lab.reporting.style import FIGURE_STYLE, GREY, PALETTE
 from whitenorm.lab.studies.claims import GOALS, effect, final, time_to
 from whitenorm.lab.studies.results import Results
@@ -35,10 +36,12 @@ class Row:
 
 
 def rows(judged: Iterable[Results]) -> list[Row]:
-    """A row for each DBN beside each BN, in the order of the studies."""
+    """A row for each DBN beside each BN, in the order of the studies that belong here."""
     found = []
     for results in judged:
-        for panel in results.scale.panels if "test_error" in results.study.metrics else ():
+        study = results.study
+        drawn = (is_of_paper(study) or study.forest) and "test_error" in study.metrics
+        for panel in results.scale.panels if drawn else ():
             bases = [c for c in panel.curves if c.label in _BASELINES]
             ours = [c for c in panel.curves if c.label.startswith("DBN")]
             for curve, base in ((c, b) for b in bases for c in ours):
@@ -55,7 +58,7 @@ def _row(results: Results, panel: Panel, curve: Curve, base: Curve) -> Row:
             break
     names = [dataset_title(curve.run.dataset["name"]), panel.name, curve.label]
     shown = [n for n in dict.fromkeys(names) if n not in ("DBN", "comparison")]
-    name = f"{results.study.reference}: {', '.join(shown)}"
+    name = f"{results.study.forest or results.study.reference}: {', '.join(shown)}"
     error = effect(final("test_error"), results, curve, base)
     return Row(
         name, error, time, goal if time else None, _paper(results.study, panel, curve, base)

@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 import whitenorm
 from whitenorm.lab.records.record import RecordError
 from whitenorm.lab.reporting import tables
-from whitenorm.lab.reporting.find import find_results, is_of_paper, judged
+from whitenorm.lab.reporting.find import find_results, judged
 from whitenorm.lab.reporting.forest import draw_forest
 from whitenorm.lab.reporting.page_figures import figures
 from whitenorm.lab.reporting.plots import draw_all
@@ -37,7 +37,7 @@ def build_report(folder: Path) -> Path:
             "`whitenorm run` writes them" + "".join(f"; {remark}" for remark in found.remarks)
         )
     everything = [results for _, results in found.results]
-    draw_forest([r for r in judged(everything) if is_of_paper(r.study)], folder / "figures")
+    draw_forest(judged(everything), folder / "figures")
     tested = []
     for results in everything:
         draw_all(results, folder / "figures")

@@ -182,6 +182,7 @@ BUDGET = Study(
             lower(final("test_error"), [("DBN", "BN")], _SAME_TIME),
         ),
     ),
+    forest="Ten epochs",
     metrics=(
         "test_error",
         "train_loss",

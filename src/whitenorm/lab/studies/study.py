@@ -337,6 +337,7 @@ class Study:
     paper: tuple[PaperNumber, ...] = ()
     # Where the paper's text and the authors' scripts differ, and what is done here.
     notes: tuple[str, ...] = ()
+    forest: str = ""  # its name in the forest plot, if it belongs there beside the paper's
     # What the records came to, in a few sentences made from their numbers.
     summary: Callable[[Results], str] | None = None
 
