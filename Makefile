@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all docs lint format clean
 
-demo: $(VENV)/.lab  ## see in half a minute what whitening is for: demo/report.html
+demo: $(VENV)/.lab  ## see in a minute what whitening is for: demo/report.html
 	$(BIN)/whitenorm demo
 
 test: lint  ## lint, types, tests, doctests

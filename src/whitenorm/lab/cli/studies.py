@@ -37,7 +37,7 @@ DRY_RUN = "Only try each network: one update on made-up data."
 
 
 def demo(out: terminal.Out = Path("demo"), jobs: terminal.Jobs = None) -> None:
-    """See in half a minute what whitening is for.
+    """See in a minute what whitening is for.
 
     Trains the same small network plain, with BN, DBN-PCA and DBN on patches of photographs, where
     pixels are correlated, and on digits, where they hardly are; draws correlations before and

@@ -1,4 +1,4 @@
-r"""The demo: what whitening is for, on data inside scikit-learn, within half a minute."""
+r"""The demo: what whitening is for, on data inside scikit-learn, within a minute."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -120,7 +120,7 @@ DEMO = Study(
         "small": Scale(
             (_PHOTOGRAPHS, _DIGITS, ILLUSTRATION),
             selection=replace(MEDIAN_OF_THREE, widen=()),
-            duration="30 s on 2 cores",
+            duration="a minute on 2 cores",
             setting="not an experiment of the paper: from which of two photographs is a patch of "
             f"12x12? Four hidden layers of 64, {_UPDATES} updates with the whole training set, "
             "DBN as the layer is by default, each method at the best of three learning rates",

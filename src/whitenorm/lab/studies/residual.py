@@ -193,7 +193,8 @@ BUDGET = Study(
         "Pictures of 16x16; SGD with Nesterov's momentum of 0.9 and a weight decay of 5e-4; the "
         "rate rises for three of ten epochs, two of seven, and falls to 0 at the end. Rates are "
         "chosen on 5,000 held-out pictures with a seed that isn't drawn.",
-        "DBN in every layer has the layer's own defaults, except that groups have 16 channels.",
+        "DBN in every layer has the layer's own defaults; in one layer it is the paper's, with "
+        "groups of 8.",
     ),
 )
 
