@@ -258,10 +258,12 @@ def test_marks_and_verdicts_of_the_papers_claims(key):
 def test_an_error_above_a_value(key):
     """Of the one claim about a value, not about two curves."""
     finished, diverged = drawn(key, "4-layer MLP", "DBN-PCA")
+    (verdict,) = [verdict for claim, verdict in verdicts(key) if claim.quote == VALUE]
+    if diverged:  # those that finished are the better ones
+        assert verdict.status == "undecided"
+        return
     errors = [row["final"]["train_error"] for row in finished.values()]
     error = statistics.stdev(errors) / math.sqrt(len(errors))
     below = student.sf((80 - statistics.fmean(errors)) / error, len(errors) - 1)
-    (verdict,) = [verdict for claim, verdict in verdicts(key) if claim.quote == VALUE]
-    assert diverged == 0
     assert (verdict.status == "contradicted") == (below < 0.025)
     assert verdict.evidence[0].against == pytest.approx(below)

@@ -143,5 +143,7 @@ def test_bounds_and_ratios():
     assert at_least(final("train_loss"), "digits", "a", 0.8)(found).status == "supported"
     assert at_least(final("train_loss"), "digits", "a", 0.95)(found).status == "contradicted"
     assert at_least(final("train_loss"), "digits", "a", 0.9)(found).status == "undecided"
+    some_diverged = results(a=[0.5, 0.501, None, None], b=[])
+    assert at_least(final("train_loss"), "digits", "a", 0.8)(some_diverged).status == "undecided"
     assert ratio_within("seconds", ("b", "a"), 2.5, 3.5)(found).status == "supported"
     assert ratio_within("seconds", ("b", "a"), 1.5, 2.5)(found).status == "contradicted"

@@ -130,13 +130,16 @@ def status_words(claim: Claim, results: Results | None) -> str:
 
 
 def _fewer_panels(claim: Claim, verdict: Verdict, results: Results) -> str | None:
-    """How many of the networks or settings that the claim is about were judged."""
+    """Of the networks or settings that the claim is about, how many were run, or judged."""
     if "paper" not in results.study.scales:
         return None
     asked = claim.judge(Results(results.study, "paper", {})).evidence
     whole = len({comparison.panel for comparison in asked})
+    run = len({comparison.panel for comparison in verdict.evidence})
     judged = len({c.panel for c in verdict.evidence if c.mark != "not tested"})
-    return f"{judged} of {whole} cases run" if judged < whole else None
+    if judged >= whole:
+        return None
+    return f"{judged} of {whole} cases {'run' if judged == run else 'judged'}"
 
 
 def span(values: Collection[Any]) -> str:

@@ -137,13 +137,13 @@ def ratio_within(metric: str, over: tuple[str, str], low: float, high: float) ->
 
 
 def at_least(measure: Measure, panel: str, label: str, value: float) -> Judge:
-    """Whether a curve's measure is no less than a value."""
+    """Whether a curve's measure is no less than a value; undecided if a seed diverged."""
 
     def compared(measure: Measure, results: Results, curve: Curve) -> _Found:
         values = measure.of(results, curve)
         text = f"{_each_value(measure, (curve.label,), (values,))}, at least {value:g} claimed"
         found = mean(values, value)
-        if found is None:
+        if found is None or values.diverged:
             return _Found("undecided" if values.values else "not tested", text)
         mark = _mark(found.low >= value, found.above)
         return _Found(mark, text, None, found.above)

@@ -182,7 +182,7 @@ BUDGET = Study(
             lower(final("test_error"), [("DBN", "BN")], _SAME_TIME),
         ),
     ),
-    forest="Ten epochs",
+    forest="Fixed budget",
     metrics=(
         "test_error",
         "train_loss",
