@@ -2,8 +2,7 @@ r"""The demo: what whitening is for, on data inside scikit-learn, within a minut
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
-from statistics import median
+from math import isfinite
 from typing import Any
 
 from whitenorm.lab.records.run import Run, Settings
@@ -81,13 +80,10 @@ def _compared(results: Results, panel: Panel, measure: Measure, unit: str = "") 
 
 def _best_tested(results: Results, curve: Curve) -> str:
     """The lowest test error among the learning rates, whatever they fit, and at which."""
-    tried = []
-    for point, records, _ in results.choice(curve).scores:
-        errors = [record.final.get("test_error") for record in records]
-        if errors:
-            tried.append((median([inf if error is None else error for error in errors]), point))
-    error, point = min(tried, key=lambda entry: entry[0], default=(inf, {}))
-    return f"{number(float(f'{error:.2g}'))}% ({point_text(point)})" if error < inf else "—"
+    by_error = replace(results.scale.selection, metric="test_error")
+    scores = curve.choose(by_error, results.all).scores
+    point, _, error = min(scores, key=lambda entry: entry[2])
+    return f"{number(float(f'{error:.2g}'))}% ({point_text(point)})" if isfinite(error) else "—"
 
 
 def _summary(results: Results) -> str:
